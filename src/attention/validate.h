@@ -1,0 +1,15 @@
+// Checks of a verify problem. Messages name the field, the value and what was expected.
+#pragma once
+
+#include "attention/problem.h"
+
+namespace kdtree {
+
+// Everything that can be told without reading an array: sizes, element types, strides, null pointers.
+Status validate_fields(const VerifyProblem& problem);
+
+// What the arrays say, which must be host-readable: monotone indptr, slots inside the pool, trees that are
+// trees. Call after validate_fields.
+Status validate_contents(const VerifyProblem& problem);
+
+}  // namespace kdtree

@@ -1,0 +1,30 @@
+#include "core/status.h"
+
+namespace kdtree {
+
+const char* status_name(int32_t code) {
+#define KDTREE_CASE(name) \
+  case name:              \
+    return #name
+  switch (code) {
+    KDTREE_CASE(KDTREE_OK);
+    KDTREE_CASE(KDTREE_INVALID_ARGUMENT);
+    KDTREE_CASE(KDTREE_INVALID_STRUCT);
+    KDTREE_CASE(KDTREE_INVALID_TREE);
+    KDTREE_CASE(KDTREE_NOT_A_NUMBER);
+    KDTREE_CASE(KDTREE_INVALID_FILE);
+    KDTREE_CASE(KDTREE_UNSUPPORTED);
+    KDTREE_CASE(KDTREE_BACKEND_UNAVAILABLE);
+    KDTREE_CASE(KDTREE_OUT_OF_MEMORY);
+    KDTREE_CASE(KDTREE_WORKSPACE_TOO_SMALL);
+    KDTREE_CASE(KDTREE_BUFFER_TOO_SMALL);
+    KDTREE_CASE(KDTREE_IO_ERROR);
+    KDTREE_CASE(KDTREE_CUDA_ERROR);
+    KDTREE_CASE(KDTREE_INTERNAL_ERROR);
+    default:
+      return "KDTREE_UNKNOWN_STATUS";
+  }
+#undef KDTREE_CASE
+}
+
+}  // namespace kdtree
