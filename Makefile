@@ -1,0 +1,75 @@
+# The front door: every target builds what it needs through the presets of CMakePresets.json.
+
+# Installs missing packages (Debian, Ubuntu). On another system: make test SETUP=true
+SETUP ?= tools/setup
+JOBS ?= $(shell nproc)
+
+# Objects come from ccache where there is one.
+ifneq ($(shell command -v ccache 2>/dev/null),)
+export CMAKE_C_COMPILER_LAUNCHER ?= ccache
+export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
+endif
+
+# $(call build,preset,targets)
+build = cmake --preset $(1) --log-level=WARNING >/dev/null && \
+        cmake --build --preset $(1) -j $(JOBS) $(if $(2),--target $(2)) -- --quiet
+# $(call check,preset): ctest ends with the number of tests and failures.
+check = ctest --preset $(1) -j $(JOBS) --no-tests=error --progress
+
+.PHONY: help demo test bench bench-report lint format asan tsan clang fuzz mutation install-check clean
+
+help: ## What there is to make
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
+
+demo: ## Draw a draft tree, make a verify case, check it against the oracle
+	@$(SETUP)
+	@$(call build,release,kdtree_cli)
+	@tools/demo
+
+test: ## Build and run the tests
+	@$(SETUP)
+	@$(call build,dev)
+	@$(call check,dev)
+
+bench: ## Run the benchmarks; results go to bench/results/
+	@$(SETUP)
+	@$(call build,release)
+	@bench/run
+
+bench-report: ## Rewrite the tables of README.md and docs/ from bench/results/
+	@tools/bench_report
+
+lint: ## clang-format, clang-tidy, cppcheck, shellcheck and the project's own checks
+	@$(SETUP) lint
+	@cmake --preset dev --log-level=WARNING >/dev/null
+	@tools/lint
+
+format: ## Format the C and C++ sources
+	@$(SETUP) lint
+	@git ls-files -z '*.h' '*.c' '*.cc' | xargs -0 clang-format -i
+
+asan: ## The tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(SETUP)
+	@$(call build,asan)
+	@$(call check,asan)
+
+tsan: ## The tests under ThreadSanitizer
+	@$(SETUP)
+	@$(call build,tsan)
+	@$(call check,tsan)
+
+clang: ## Build with clang and run the tests
+	@$(SETUP) fuzz
+	@$(call build,clang)
+	@$(call check,clang)
+
+fuzz: ## Fuzz the parsers for a bounded time
+	@$(SETUP) fuzz
+	@tools/fuzz
+
+mutation: ## Change operators one at a time; a test must notice each
+	@$(SETUP)
+	@tools/mutate --count 60
+
+clean: ## Remove build/
+	rm -rf build
