@@ -20,6 +20,11 @@ inline std::optional<int64_t> checked_add(int64_t a, int64_t b) {
   return sum;
 }
 
+// A product that stays at the largest int64 when it does not fit; for factors >= 0.
+inline int64_t saturating_mul(int64_t a, int64_t b) {
+  return checked_mul(a, b).value_or(std::numeric_limits<int64_t>::max());
+}
+
 // Bytes of the last element of a strided 2-D array plus one: (rows - 1) * stride + columns elements of
 // `element` bytes. nullopt when it does not fit in int64.
 inline std::optional<int64_t> checked_extent_bytes(int64_t rows, int64_t stride, int64_t columns,

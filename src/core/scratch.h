@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "core/checked.h"
@@ -18,6 +19,14 @@ class Scratch {
   // Measures only: take() returns spans over nothing.
   Scratch() = default;
   Scratch(void* base, size_t bytes) : base_(static_cast<std::byte*>(base)), bytes_(bytes) {}
+
+  // Over memory that need not be aligned: kAlignment bytes more than needed make up for it.
+  static Scratch inside(std::span<std::byte> memory) {
+    void* base = memory.data();
+    size_t bytes = memory.size();
+    base = std::align(kAlignment, 1, base, bytes);
+    return base != nullptr ? Scratch(base, bytes) : Scratch(nullptr, 0);
+  }
 
   template <class T>
   std::span<T> take(int64_t count) {
@@ -38,9 +47,15 @@ class Scratch {
 
   int64_t used() const { return used_; }
 
+  // The answer of a size query: bytes a workspace must have.
+  Result<size_t> measured() const {
+    if (overflow_) return fail(KDTREE_INVALID_ARGUMENT, "the sizes need a workspace of 2^63 bytes or more");
+    return static_cast<size_t>(used_);
+  }
+
   // Call after the last take(): whether the workspace held everything.
   Status check() const {
-    if (overflow_) return fail(KDTREE_INVALID_ARGUMENT, "workspace: the sizes overflow 64 bits");
+    KDTREE_RETURN_IF_ERROR(measured());
     if (used_ > 0 && base_ == nullptr) {
       return fail(KDTREE_WORKSPACE_TOO_SMALL, "workspace is null, expected {} bytes", used_);
     }

@@ -41,7 +41,7 @@ const char* status_name(int32_t code);
 // Returns from the enclosing function with the error of a failed Status or Result.
 #define KDTREE_RETURN_IF_ERROR(expression)                                \
   do {                                                                    \
-    if (auto&& status_ = (expression); !status_) {                          \
+    if (auto&& status_ = (expression); !status_) {                        \
       return tl::unexpected<::kdtree::Error>(std::move(status_).error()); \
     }                                                                     \
   } while (false)

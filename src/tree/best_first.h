@@ -18,7 +18,8 @@ struct CandidateView {
   int32_t k = 1;
 };
 
-// Where the nodes go: each span holds at least budget + 1 elements; log_weight may be empty.
+// Where the nodes go: each span holds at least min(budget, number of prefixes) + 1 elements; log_weight may
+// be empty.
 struct TreeSpans {
   std::span<int32_t> token;
   std::span<int32_t> parent;
