@@ -39,8 +39,8 @@ struct OwnedProblem {
     p.ancestor_bits = static_cast<const uint64_t*>(ancestor_bits.pointer());
     p.mask = static_cast<const uint8_t*>(mask.pointer());
     p.mask_indptr = static_cast<const int64_t*>(mask_indptr.pointer());
-    p.out = out.present() ? out.bytes.data() : nullptr;
-    p.lse = lse.present() ? lse.bytes.data() : nullptr;
+    p.out = out.pointer();
+    p.lse = lse.pointer();
     return p;
   }
 };

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "core/dtype.h"
@@ -53,8 +54,12 @@ struct Tensor {
   double value(int64_t index) const { return load_element(bytes.data(), dtype, index); }
   void set(int64_t index, double x) { store_element(bytes.data(), dtype, index, x); }
 
-  // The data pointer for the C ABI: null when the tensor is not there.
-  const void* pointer() const { return present() ? bytes.data() : nullptr; }
+  // The data pointer for the C ABI: null when the tensor is not there, and only then (an empty vector's is).
+  const void* pointer() const {
+    if (!present()) return nullptr;
+    return bytes.empty() ? static_cast<const void*>(this) : bytes.data();
+  }
+  void* pointer() { return const_cast<void*>(std::as_const(*this).pointer()); }
 };
 
 }  // namespace kdtree

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <span>
 #include <string>
 
 #include "attention/owned_problem.h"
@@ -18,10 +19,15 @@ struct Bundle {
   std::map<std::string, std::string> provenance;  // free text: who made it, from what, when
 };
 
+// A bundle that is read is complete: every array its fields ask for is there, of the right type, at least as
+// long as the sizes, strides and indptr arrays say, and passes validate_fields and validate_contents, so any
+// backend may run it. Its `backend` and `plan` are the defaults: a bundle does not record them.
 // Errors: KDTREE_IO_ERROR (the operating system's reason), KDTREE_INVALID_FILE (what is wrong and where).
-// A bundle that is read is structurally complete, and its arrays are as long as its sizes say.
 Result<Bundle> read_bundle(const std::string& path);
-// Writes a temporary file beside `path` and renames it: an error leaves what was there.
+// The same over bytes in memory. `name` stands before every message.
+Result<Bundle> parse_bundle(std::span<const std::byte> bytes, const std::string& name);
+// Writes a temporary file beside `path` and renames it: an error leaves what was there. Writes only what
+// read_bundle would take; errors are those of validate_fields and validate_contents besides.
 Status write_bundle(const std::string& path, const Bundle& bundle);
 
 }  // namespace kdtree

@@ -13,7 +13,10 @@ namespace kdtree {
 
 // Errors: KDTREE_IO_ERROR, KDTREE_INVALID_FILE (what was seen and expected).
 Result<Tensor> read_npy(const std::string& path);
+// `name` stands before every message.
 Result<Tensor> parse_npy(std::span<const std::byte> bytes, const std::string& name);
+// Atomic. The bytes are those of numpy.save. Errors: KDTREE_IO_ERROR; KDTREE_INVALID_ARGUMENT for a type
+// NumPy lacks (bf16, e4m3).
 Status write_npy(const std::string& path, const Tensor& tensor);
 
 }  // namespace kdtree

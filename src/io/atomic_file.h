@@ -1,0 +1,17 @@
+// Writing a file so that a reader sees the old contents or the new, never a part.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "core/status.h"
+
+namespace kdtree {
+
+// Writes the concatenation of `parts` to a temporary file beside `path`, flushes it to the device and
+// renames it over `path`. On failure `path` keeps what it had and the temporary file is removed.
+// Errors: KDTREE_IO_ERROR with the operating system's reason.
+Status write_file_atomically(const std::string& path, std::span<const std::span<const std::byte>> parts);
+
+}  // namespace kdtree

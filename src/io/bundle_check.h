@@ -1,0 +1,28 @@
+// The arrays of a bundle: their names in the file, and whether they are what the problem's fields say.
+#pragma once
+
+#include <span>
+
+#include "io/bundle.h"
+
+namespace kdtree {
+
+struct ProblemArray {
+  const char* name;
+  Tensor OwnedProblem::*tensor;
+  int32_t VerifyProblem::*dtype_field;  // nullptr: `dtype` always
+  DType dtype = DType::f32;
+};
+std::span<const ProblemArray> problem_arrays();
+
+struct ResultArray {
+  const char* name;
+  Tensor Bundle::*tensor;  // i32
+};
+std::span<const ResultArray> result_arrays();
+
+// Order matters: what an array's length depends on is checked before it is read. Errors: those of
+// validate_fields and validate_contents; KDTREE_INVALID_ARGUMENT naming the array.
+Status check_bundle(const Bundle& bundle);
+
+}  // namespace kdtree
