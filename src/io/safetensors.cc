@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <string_view>
 #include <tuple>
 
 #include <nlohmann/json.hpp>
@@ -65,15 +66,15 @@ Result<TensorView> view_tensor(const SafetensorsEntry& entry, std::span<const st
 
 // The format allows neither holes nor overlaps: the tensors' ranges, in order, cover the data exactly.
 Status check_coverage(const SafetensorsHeader& header, size_t data_bytes) {
-  std::vector<std::tuple<int64_t, int64_t, const std::string*>> ranges;
+  std::vector<std::tuple<int64_t, int64_t, std::string_view>> ranges;
   for (const auto& [name, entry] : header.tensors)
-    ranges.emplace_back((*entry.data_offsets)[0], (*entry.data_offsets)[1], &name);
+    ranges.emplace_back((*entry.data_offsets)[0], (*entry.data_offsets)[1], name);
   std::sort(ranges.begin(), ranges.end());
   int64_t covered = 0;
   for (const auto& [begin, end, name] : ranges) {
     if (begin != covered) {
       return fail(KDTREE_INVALID_FILE, "tensor \"{}\": data starts at byte {}, expected {}: the ranges {}",
-                  *name, begin, covered, begin < covered ? "overlap" : "leave a hole");
+                  name, begin, covered, begin < covered ? "overlap" : "leave a hole");
     }
     covered = end;
   }

@@ -1,0 +1,92 @@
+#include "io/atomic_file.h"
+
+#include <array>
+#include <csignal>
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "tests/io/files.h"
+
+namespace kdtree {
+namespace {
+
+Status write(const std::string& path, std::string_view first, std::string_view second = "") {
+  const std::array parts{as_bytes(first), as_bytes(second)};
+  return write_file_atomically(path, parts);
+}
+
+// Makes writes past `bytes` fail as a full disk does, for root too.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    getrlimit(RLIMIT_FSIZE, &old_);
+    const rlimit limit{bytes, old_.rlim_max};
+    setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FileSizeLimit() {
+    setrlimit(RLIMIT_FSIZE, &old_);
+    std::signal(SIGXFSZ, handler_);
+  }
+
+ private:
+  rlimit old_{};
+  void (*handler_)(int);
+};
+
+TEST(AtomicFile, WritesTheParts) {
+  const TemporaryDirectory directory;
+  const auto status = write(directory.file("a"), "one ", "two");
+  ASSERT_TRUE(status.has_value()) << status.error().message;
+  EXPECT_EQ(read_text(directory.file("a")), "one two");
+  EXPECT_EQ(directory.entries(), 1u);
+}
+
+TEST(AtomicFile, PermissionsFollowTheUmask) {
+  const TemporaryDirectory directory;
+  const mode_t old = umask(027);
+  const auto status = write(directory.file("a"), "text");
+  umask(old);
+  ASSERT_TRUE(status.has_value());
+  struct stat info {};
+  ASSERT_EQ(stat(directory.file("a").c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777u, 0640u);
+}
+
+TEST(AtomicFile, ReplacesTheOldFile) {
+  const TemporaryDirectory directory;
+  ASSERT_TRUE(write(directory.file("a"), "old, and longer").has_value());
+  ASSERT_TRUE(write(directory.file("a"), "new").has_value());
+  EXPECT_EQ(read_text(directory.file("a")), "new");
+  EXPECT_EQ(directory.entries(), 1u);
+}
+
+TEST(AtomicFile, AFailedWriteKeepsTheOldFileAndLeavesNoOther) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("a");
+  ASSERT_TRUE(write(path, "old").has_value());
+  {
+    const FileSizeLimit limit(4);
+    expect_error(write(path, "four", "more"), KDTREE_IO_ERROR, path + ": cannot write: File too large");
+  }
+  EXPECT_EQ(read_text(path), "old");
+  EXPECT_EQ(directory.entries(), 1u);
+}
+
+TEST(AtomicFile, AFailedRenameLeavesNoTemporaryFile) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("folder");
+  std::filesystem::create_directory(path);
+  expect_error(write(path, "text"), KDTREE_IO_ERROR, path + ": cannot replace: Is a directory");
+  EXPECT_EQ(directory.entries(), 1u);
+}
+
+TEST(AtomicFile, MissingFolder) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("no/a");
+  expect_error(write(path, "text"), KDTREE_IO_ERROR,
+               path + ": cannot create a temporary file beside it: No such file or directory");
+}
+
+}  // namespace
+}  // namespace kdtree
