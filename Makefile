@@ -53,15 +53,21 @@ asan: ## The tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(call build,asan)
 	@$(call check,asan)
 
-tsan: ## The tests under ThreadSanitizer
+tsan: ## The tests of the C ABI and below under ThreadSanitizer
 	@$(SETUP)
-	@$(call build,tsan)
+	@$(call build,tsan,core_test tree_test attention_test capi_test)
 	@$(call check,tsan)
 
 clang: ## Build with clang and run the tests
 	@$(SETUP) fuzz
 	@$(call build,clang)
 	@$(call check,clang)
+
+install-check: ## Install the release build, move it, and use it from C
+	@$(SETUP)
+	@$(call build,release,kdtree kdtree_cli)
+	@tests/install/check build/release
+	@tests/abi/symbols build/release/libkdtree.so
 
 fuzz: ## Fuzz the parsers for a bounded time
 	@$(SETUP) fuzz
