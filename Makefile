@@ -41,7 +41,6 @@ bench-report: ## Rewrite the tables of README.md and docs/ from bench/results/
 
 lint: ## clang-format, clang-tidy, cppcheck, shellcheck and the project's own checks
 	@$(SETUP) lint
-	@cmake --preset dev --log-level=WARNING >/dev/null
 	@tools/lint
 
 format: ## Format the C and C++ sources
@@ -65,7 +64,7 @@ clang: ## Build with clang and run the tests
 
 install-check: ## Install the release build, move it, and use it from C
 	@$(SETUP)
-	@$(call build,release,kdtree kdtree_cli)
+	@$(call build,release,kdtree_shared kdtree_cli)
 	@tests/install/check build/release
 	@tests/abi/symbols build/release/libkdtree.so
 
