@@ -2,7 +2,7 @@
 include(CMakePackageConfigHelpers)
 
 install(FILES include/kdtree/kdtree.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kdtree)
-install(TARGETS kdtree EXPORT kdtree)
+install(TARGETS kdtree_shared EXPORT kdtree)
 install(TARGETS kdtree_cli)
 install(FILES README.md DESTINATION ${CMAKE_INSTALL_DOCDIR} OPTIONAL)
 install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md")

@@ -4,8 +4,12 @@
 #include <initializer_list>
 #include <limits>
 
+#include "core/indptr.h"
+
 namespace kdtree {
 namespace {
+
+constexpr int64_t kMostRequests = std::numeric_limits<int32_t>::max() - 1;  // indptr arrays hold one more
 
 Status check_range(const char* field, int64_t value, int64_t least, int64_t most) {
   if (value >= least && value <= most) return {};
@@ -29,7 +33,7 @@ Status check_pointer(const char* field, const void* pointer, const char* when = 
 }
 
 Status check_sizes(const VerifyProblem& p) {
-  KDTREE_RETURN_IF_ERROR(check_range("batch", p.batch, 0, std::numeric_limits<int32_t>::max() - 1));
+  KDTREE_RETURN_IF_ERROR(check_range("batch", p.batch, 0, kMostRequests));
   KDTREE_RETURN_IF_ERROR(check_range("heads", p.heads, 1, 1024));
   KDTREE_RETURN_IF_ERROR(check_range("latent_dim", p.latent_dim, 16, 4096));
   KDTREE_RETURN_IF_ERROR(check_range("rope_dim", p.rope_dim, 0, 4096));
@@ -126,18 +130,6 @@ Status check_tree_fields(const VerifyProblem& p) {
   }
 }
 
-Status check_indptr(const char* field, const IndexArray& indptr, int64_t batch, int64_t most_step) {
-  if (indptr[0] != 0) return fail(KDTREE_INVALID_ARGUMENT, "{}[0] is {}, expected 0", field, indptr[0]);
-  for (int64_t r = 0; r < batch; ++r) {
-    // Ascending from 0, so the difference cannot overflow.
-    if (indptr[r + 1] < indptr[r] || indptr[r + 1] - indptr[r] > most_step) {
-      return fail(KDTREE_INVALID_ARGUMENT, "{}[{}] is {} after {}, expected 0 .. {} more", field, r + 1,
-                  indptr[r + 1], indptr[r], most_step);
-    }
-  }
-  return {};
-}
-
 Status check_slots(const char* field, const IndexArray& slots, int64_t count, int64_t pool) {
   for (int64_t i = 0; i < count; ++i) {
     if (slots[i] < 0 || slots[i] >= pool) {
@@ -155,14 +147,30 @@ Status check_mask_layout(const VerifyProblem& p, const RequestView& view) {
   if (first > p.mask_row_stride - view.nodes) {
     return fail(KDTREE_INVALID_ARGUMENT,
                 "mask_row_stride is {}, expected at least {} (column {} and {} nodes)", p.mask_row_stride,
-                fmt::format("{}", static_cast<double>(first) + static_cast<double>(view.nodes)), first,
-                view.nodes);
+                saturating_add(first, view.nodes), first, view.nodes);
   }
   if (p.mask_skip_prefix == 0 && first < view.prefix_length) {
     return fail(
         KDTREE_INVALID_ARGUMENT,
         "mask_column_offset is {}, expected at least the prefix length {} unless mask_skip_prefix is 1",
         first, view.prefix_length);
+  }
+  return {};
+}
+
+// The parts of validate_contents that trees need.
+Status check_batch_and_tree(const VerifyProblem& p) {
+  constexpr int64_t kMostNodes = std::numeric_limits<int32_t>::max();
+  KDTREE_RETURN_IF_ERROR(check_indptr("qo_indptr", qo_indptr(p), p.batch, kMostNodes));
+  KDTREE_RETURN_IF_ERROR(
+      check_indptr("kv_indptr", kv_indptr(p), p.batch, std::numeric_limits<int64_t>::max() / 2));
+  if (p.tree_encoding == KDTREE_TREE_ANCESTOR_BITS && bits_stride(p) < ceil_div(max_nodes(p), 64)) {
+    return fail(KDTREE_INVALID_ARGUMENT, "bits_stride is {}, expected at least {} words for {} nodes",
+                p.bits_stride, ceil_div(max_nodes(p), 64), max_nodes(p));
+  }
+  if (p.tree_encoding == KDTREE_TREE_BOOL_MASK) {
+    for (int32_t r = 0; r < p.batch; ++r)
+      KDTREE_RETURN_IF_ERROR(check_mask_layout(p, request_view(p, r)));
   }
   return {};
 }
@@ -191,27 +199,26 @@ Status validate_fields(const VerifyProblem& p) {
 
 Status validate_contents(const VerifyProblem& p) {
   if (p.batch == 0) return {};
-  constexpr int64_t kMostNodes = std::numeric_limits<int32_t>::max();
-  KDTREE_RETURN_IF_ERROR(check_indptr("qo_indptr", qo_indptr(p), p.batch, kMostNodes));
-  KDTREE_RETURN_IF_ERROR(
-      check_indptr("kv_indptr", kv_indptr(p), p.batch, std::numeric_limits<int64_t>::max() / 2));
+  KDTREE_RETURN_IF_ERROR(check_batch_and_tree(p));
   const int64_t prefix_entries = kv_indptr(p)[p.batch];
   if (prefix_entries > 0) {
     KDTREE_RETURN_IF_ERROR(check_pointer("kv_indices", p.kv_indices, " for the prefixes"));
     KDTREE_RETURN_IF_ERROR(check_slots("kv_indices", kv_indices(p), prefix_entries, p.kv_slots));
   }
   if (p.draft_location == KDTREE_DRAFT_IN_POOL) {
-    KDTREE_RETURN_IF_ERROR(check_slots("draft_slots", draft_slots(p), total_rows(p), p.kv_slots));
-  }
-  if (p.tree_encoding == KDTREE_TREE_ANCESTOR_BITS && bits_stride(p) < ceil_div(max_nodes(p), 64)) {
-    return fail(KDTREE_INVALID_ARGUMENT, "bits_stride is {}, expected at least {} words for {} nodes",
-                p.bits_stride, ceil_div(max_nodes(p), 64), max_nodes(p));
-  }
-  if (p.tree_encoding == KDTREE_TREE_BOOL_MASK) {
-    for (int32_t r = 0; r < p.batch; ++r)
-      KDTREE_RETURN_IF_ERROR(check_mask_layout(p, request_view(p, r)));
+    return check_slots("draft_slots", draft_slots(p), total_rows(p), p.kv_slots);
   }
   return {};
+}
+
+Status validate_trees(const VerifyProblem& p) {
+  KDTREE_RETURN_IF_ERROR(check_range("batch", p.batch, 0, kMostRequests));
+  KDTREE_RETURN_IF_ERROR(check_dtype("indptr_dtype", p.indptr_dtype, {DType::i32, DType::i64}));
+  if (p.batch == 0) return {};
+  KDTREE_RETURN_IF_ERROR(check_pointer("qo_indptr", p.qo_indptr));
+  KDTREE_RETURN_IF_ERROR(check_pointer("kv_indptr", p.kv_indptr));
+  KDTREE_RETURN_IF_ERROR(check_tree_fields(p));
+  return check_batch_and_tree(p);
 }
 
 }  // namespace kdtree

@@ -12,4 +12,7 @@ Status validate_fields(const VerifyProblem& problem);
 // trees. Call after validate_fields.
 Status validate_contents(const VerifyProblem& problem);
 
+// The fields and arrays that say what the trees are, and nothing else.
+Status validate_trees(const VerifyProblem& problem);
+
 }  // namespace kdtree

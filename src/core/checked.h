@@ -20,7 +20,10 @@ inline std::optional<int64_t> checked_add(int64_t a, int64_t b) {
   return sum;
 }
 
-// A product that stays at the largest int64 when it does not fit; for factors >= 0.
+// A sum and a product that stay at the largest int64 when they do not fit; for numbers >= 0.
+inline int64_t saturating_add(int64_t a, int64_t b) {
+  return checked_add(a, b).value_or(std::numeric_limits<int64_t>::max());
+}
 inline int64_t saturating_mul(int64_t a, int64_t b) {
   return checked_mul(a, b).value_or(std::numeric_limits<int64_t>::max());
 }

@@ -20,17 +20,6 @@ struct Entry {
   int32_t rank;
 };
 
-// Nodes besides the root that `budget` and the candidates allow.
-int32_t reachable_nodes(int32_t depth, int32_t k, int32_t budget) {
-  int64_t level = 1;
-  int64_t total = 0;
-  for (int32_t d = 0; d < depth && total < budget; ++d) {
-    level = std::min(level * k, int64_t{budget});
-    total += level;
-  }
-  return static_cast<int32_t>(std::min(total, int64_t{budget}));
-}
-
 struct Buffers {
   std::span<Entry> heap;  // each round pops one entry and pushes at most two: never more than budget + 1
   std::span<int32_t> rank;
@@ -213,6 +202,16 @@ Status check_log_probs(const CandidateView& candidates) {
 }
 
 }  // namespace
+
+int32_t reachable_nodes(int32_t depth, int32_t k, int32_t budget) {
+  int64_t level = 1;
+  int64_t total = 0;
+  for (int32_t d = 0; d < depth && total < budget; ++d) {
+    level = std::min(level * k, int64_t{budget});
+    total += level;
+  }
+  return static_cast<int32_t>(std::min(total, int64_t{budget}));
+}
 
 void best_first_scratch(int32_t depth, int32_t k, int32_t budget, Scratch& scratch) {
   (void)Buffers(depth, reachable_nodes(depth, k, budget), scratch);

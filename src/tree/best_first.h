@@ -34,6 +34,9 @@ struct TreeSpans {
 // candidates), each naming position and rank.
 Result<int32_t> build_best_first(const CandidateView& candidates, int32_t root_token, int32_t budget,
                                  const TreeSpans& out, Scratch& scratch);
+// Nodes besides the root that the budget and the number of prefixes allow: what the spans must hold, less
+// one.
+int32_t reachable_nodes(int32_t depth, int32_t k, int32_t budget);
 // What it takes from `scratch`.
 void best_first_scratch(int32_t depth, int32_t k, int32_t budget, Scratch& scratch);
 
