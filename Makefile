@@ -4,10 +4,11 @@
 SETUP ?= tools/setup
 JOBS ?= $(shell nproc)
 
-# Objects come from ccache where there is one.
+# Objects come from ccache where there is one; the setting lets it look into precompiled headers.
 ifneq ($(shell command -v ccache 2>/dev/null),)
 export CMAKE_C_COMPILER_LAUNCHER ?= ccache
 export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
+export CCACHE_SLOPPINESS ?= pch_defines,time_macros
 endif
 
 # $(call build,preset,targets)
