@@ -1,0 +1,111 @@
+// kdtree info: what this build and this machine can do.
+#include <cstdlib>
+#include <memory>
+
+#include <hwy/highway.h>
+#include <nlohmann/json.hpp>
+
+#include "attention/backend.h"
+#include "cli/command.h"
+#include "cli/cpu_info.h"
+#include "cli/exit_codes.h"
+#include "cli/output.h"
+
+namespace kdtree::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  kdtree info\n"
+    "  kdtree info --json | jq '.backends[] | select(.available) | .name'\n";
+
+std::string compiler() {
+#if defined(__clang__)
+  return fmt::format("clang {}.{}.{}", __clang_major__, __clang_minor__, __clang_patchlevel__);
+#elif defined(__GNUC__)
+  return fmt::format("gcc {}.{}.{}", __GNUC__, __GNUC_MINOR__, __GNUC_PATCHLEVEL__);
+#else
+  return "unknown";
+#endif
+}
+
+// The targets that the SIMD code was compiled for, best first: a lower bit is a better target.
+std::vector<std::string> simd_targets(int64_t mask) {
+  std::vector<std::string> names;
+  for (int64_t rest = mask; rest != 0; rest &= rest - 1) {
+    names.emplace_back(hwy::TargetName(rest & -rest));
+  }
+  return names;
+}
+
+Json collect() {
+  Json info;
+  info["version"] = kdtree_version();
+  info["abi_version"] = KDTREE_ABI_VERSION;
+  info["compiler"] = compiler();
+  info["cpu"] = cpu_name();
+  info["cpu_features"] = Json::object();
+  for (const auto& [name, present] : cpu_features())
+    info["cpu_features"][name] = present;
+  const std::vector<std::string> usable = simd_targets(hwy::SupportedTargets() & HWY_TARGETS);
+  info["simd_compiled"] = simd_targets(HWY_TARGETS);
+  info["simd_chosen"] = usable.empty() ? Json() : Json(usable.front());
+  const char* forced = std::getenv("KDTREE_FORCE_BACKEND");
+  info["force_backend"] = forced != nullptr ? Json(forced) : Json();
+  info["backends"] = Json::array();
+  for (const Backend& backend : backends()) {
+    info["backends"].push_back(
+        {{"name", backend.name}, {"available", backend.available}, {"reason", backend.reason}});
+  }
+  return info;
+}
+
+void print_text(const Json& info) {
+  const bool colours = colours_wanted();
+  print_out("kdtree {} (ABI {}), {}\n", info["version"].get<std::string>(),
+            info["abi_version"].get<uint32_t>(), info["compiler"].get<std::string>());
+  print_out("CPU       {}\n", info["cpu"].get<std::string>());
+  std::string present;
+  std::string missing;
+  for (const auto& [name, here] : info["cpu_features"].items())
+    (here.get<bool>() ? present : missing) += " " + name;
+  print_out("features {}{}{}\n", present, missing.empty() ? "" : "; not", missing);
+  print_out("SIMD      {} (compiled: {})\n",
+            info["simd_chosen"].is_null() ? "none" : info["simd_chosen"].get<std::string>(),
+            fmt::join(info["simd_compiled"].get<std::vector<std::string>>(), ", "));
+  if (!info["force_backend"].is_null()) {
+    print_out("KDTREE_FORCE_BACKEND={}\n", info["force_backend"].get<std::string>());
+  }
+  print_out("backends, slowest first\n");
+  for (const Json& backend : info["backends"]) {
+    const bool available = backend["available"].get<bool>();
+    print_out(
+        "  {:<17} {}  {}\n", backend["name"].get<std::string>(),
+        paint(available ? "available  " : "unavailable", available ? Colour::green : Colour::dim, colours),
+        backend["reason"].get<std::string>());
+  }
+}
+
+}  // namespace
+
+void add_info(CLI::App& app, Action& action) {
+  auto json = std::make_shared<bool>(false);
+  CLI::App* command = app.add_subcommand("info", "Version, CPU, SIMD targets and backends");
+  command->add_flag("--json", *json, "Print one JSON object");
+  command->footer(kExamples);
+  command->callback([&action, json] {
+    action = [json]() -> Result<int> {
+      const Json info = collect();
+      if (*json) {
+        print_out("{}\n", info.dump(2));
+      } else {
+        print_text(info);
+      }
+      return kExitOk;
+    };
+  });
+}
+
+}  // namespace kdtree::cli
