@@ -142,10 +142,10 @@ hn::Vec<D> exp_nonpositive(D d, hn::Vec<D> x) {
   return hn::IfThenElseZero(hn::Ge(x, low), hn::Mul(y, hn::BitCast(d, power)));
 }
 
-// ln sum exp(logits), with `most` their maximum. Sixteen double sums, element i in sum i % 16 whatever the
-// vector length, so that the result does not depend on the target.
+// ln sum exp(logits - most), with `most` their maximum. Sixteen double sums, element i in sum i % 16 whatever
+// the vector length, so that the result does not depend on the target.
 template <class T>
-double log_sum_exp(const T* logits, int32_t vocab, float most) {
+double log_sum_exp_below(const T* logits, int32_t vocab, float most) {
   constexpr int32_t kLanes = 16;
   const hn::CappedTag<double, kLanes> d64;
   const hn::Rebind<float, decltype(d64)> d32;
@@ -172,7 +172,7 @@ double log_sum_exp(const T* logits, int32_t vocab, float most) {
   double total = 0.0;
   for (const double sum : sums)
     total += sum;
-  return double{most} + std::log(total);
+  return std::log(total);
 }
 
 // Returns the number of tokens chosen, or -1 where a logit is NaN or +inf.
@@ -182,10 +182,12 @@ int32_t top_k_of(const T* logits, int32_t vocab, int32_t k, std::span<uint64_t> 
   Selection selection(keys, k);
   if (!select_row(logits, vocab, selection)) return -1;
   const auto best = selection.finish();
-  const double shift = log_probs && !best.empty() ? log_sum_exp(logits, vocab, key_logit(best.front())) : 0.0;
+  // The maximum first: subtracting it is exact where the two are close, and their sum may not be.
+  const float most = log_probs && !best.empty() ? key_logit(best.front()) : 0.0f;
+  const double log_sum = log_probs && !best.empty() ? log_sum_exp_below(logits, vocab, most) : 0.0;
   for (size_t i = 0; i < best.size(); ++i) {
     tokens[i] = static_cast<int32_t>(best[i] & 0xffffffffu);
-    values[i] = static_cast<float>(double{key_logit(best[i])} - shift);
+    values[i] = static_cast<float>(double{key_logit(best[i])} - double{most} - log_sum);
   }
   return static_cast<int32_t>(best.size());
 }

@@ -1,0 +1,262 @@
+// Every available backend on the shared case table and on random cases.
+#include "attention/backend.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include "tests/attention/reference.h"
+#include "tests/attention/run.h"
+#include "tests/cases/case_table.h"
+
+namespace kdtree {
+namespace {
+
+using testing::case_table;
+using testing::lses;
+using testing::max_error;
+using testing::outputs;
+using testing::random_spec;
+using testing::reference_attention;
+using testing::relative_frobenius;
+using testing::run_case;
+
+VerifyCase make(const CaseSpec& spec) {
+  auto made = make_verify_case(spec);
+  EXPECT_TRUE(made) << made.error().message;
+  return std::move(*made);
+}
+
+// What rounding the output once allows, and the arithmetic of the backend on top.
+double tolerance(DType out, int32_t backend) {
+  const double rounding = out == DType::bf16  ? 2.5e-3
+                          : out == DType::f16 ? 3.5e-4
+                          : out == DType::f32 ? 1e-7
+                                              : 0.0;
+  return rounding + (backend == KDTREE_BACKEND_ORACLE ? 1e-12 : 1e-5);
+}
+
+void expect_right(const CaseSpec& spec, int32_t backend) {
+  SCOPED_TRACE(spec.name + " on backend " + std::to_string(backend));
+  VerifyCase c = make(spec);
+  const auto expected = reference_attention(c);
+  const Status status = run_case(c.problem, backend);
+  ASSERT_TRUE(status) << status.error().message;
+  EXPECT_LE(relative_frobenius(outputs(c.problem), expected.out), tolerance(spec.out_dtype, backend));
+  if (spec.want_lse) {
+    EXPECT_LE(max_error(lses(c.problem), expected.lse), 1e-5);
+  }
+}
+
+class Backends : public ::testing::TestWithParam<int32_t> {};
+INSTANTIATE_TEST_SUITE_P(Host, Backends, ::testing::Values(KDTREE_BACKEND_ORACLE, KDTREE_BACKEND_CPU),
+                         [](const auto& test) {
+                           return test.param == KDTREE_BACKEND_CPU ? "cpu" : "oracle";
+                         });
+
+TEST_P(Backends, CaseTable) {
+  for (const CaseSpec& spec : case_table())
+    expect_right(spec, GetParam());
+}
+
+TEST_P(Backends, RandomCases) {
+  for (uint64_t seed = 1; seed <= 300; ++seed)
+    expect_right(random_spec(seed), GetParam());
+}
+
+TEST_P(Backends, RowsOfPaddingBetweenElementsAreLeftAlone) {
+  CaseSpec spec = random_spec(5);
+  spec.stride_padding = 3;
+  spec.out_dtype = DType::f32;
+  spec.requests = {{9, 4, TreeShape::chain}};
+  VerifyCase c = make(spec);
+  for (float& x : c.problem.out.as<float>())
+    x = -77.0f;
+  ASSERT_TRUE(run_case(c.problem, GetParam()));
+  const VerifyProblem& p = c.problem.scalars;
+  int64_t untouched = 0;
+  for (const float x : c.problem.out.as<float>())
+    untouched += x == -77.0f;
+  EXPECT_EQ(untouched, 4 * (out_token_stride(p) - int64_t{spec.heads} * spec.latent_dim));
+}
+
+// Appending nodes, other requests or another encoding changes no earlier row, bit for bit.
+TEST_P(Backends, ARowDoesNotDependOnItsCompany) {
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    CaseSpec spec = random_spec(seed);
+    spec.tree_encoding = KDTREE_TREE_PARENTS;
+    spec.out_dtype = DType::f32;
+    spec.stride_padding = 0;
+    spec.requests = {{static_cast<int64_t>(seed % 50), 12, TreeShape::random}, {20, 7, TreeShape::random}};
+    VerifyCase all = make(spec);
+    ASSERT_TRUE(run_case(all.problem, GetParam()));
+    const std::vector<double> expected = outputs(all.problem);
+    const auto row_size = static_cast<size_t>(spec.heads) * static_cast<size_t>(spec.latent_dim);
+
+    // Only the first five nodes of the first request.
+    OwnedProblem fewer = all.problem;
+    fewer.scalars.batch = 1;
+    const VerifyProblem& s = fewer.scalars;
+    for (Tensor* indptr : {&fewer.qo_indptr}) {
+      if (indptr->dtype == DType::i64) {
+        indptr->as<int64_t>()[1] = 5;
+      } else {
+        indptr->as<int32_t>()[1] = 5;
+      }
+    }
+    ASSERT_EQ(s.batch, 1);
+    ASSERT_TRUE(run_case(fewer, GetParam()));
+    const std::vector<double> some = outputs(fewer);
+    for (size_t i = 0; i < 5 * row_size; ++i)
+      ASSERT_EQ(some[i], expected[i]) << "seed " << seed;
+  }
+}
+
+// A node's row equals the same row decoded plainly: its path moved into the prefix, one query.
+TEST(Cpu, ATreeRowEqualsPlainDecodingBitForBit) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    CaseSpec spec = random_spec(seed);
+    spec.draft_location = KDTREE_DRAFT_IN_POOL;
+    spec.tree_encoding = KDTREE_TREE_ANCESTOR_BITS;
+    spec.stride_padding = 0;
+    spec.index_dtype = DType::i64;
+    spec.indptr_dtype = DType::i64;
+    spec.requests = {{static_cast<int64_t>(3 * seed), 11, TreeShape::random}};
+    VerifyCase tree = make(spec);
+    ASSERT_TRUE(run_case(tree.problem, KDTREE_BACKEND_CPU));
+    const auto slots = tree.problem.kv_indices.as<int64_t>();
+    const auto drafts = tree.problem.draft_slots.as<int64_t>();
+    const auto row_bytes = tree.problem.out.bytes.size() / 11;
+    const auto q_bytes = tree.problem.q.bytes.size() / 11;
+    for (size_t node = 0; node < 11; ++node) {
+      std::vector<int64_t> prefix(slots.begin(), slots.begin() + spec.requests[0].prefix_length);
+      std::vector<int64_t> path;
+      for (int32_t n = tree.trees[0].parent[node]; n >= 0; n = tree.trees[0].parent[static_cast<size_t>(n)]) {
+        path.insert(path.begin(), drafts[static_cast<size_t>(n)]);
+      }
+      prefix.insert(prefix.end(), path.begin(), path.end());
+      OwnedProblem plain = tree.problem;
+      plain.scalars.tree_encoding = KDTREE_TREE_CHAIN;
+      plain.qo_indptr = Tensor::from<int64_t>(DType::i64, std::vector<int64_t>{0, 1});
+      plain.kv_indptr =
+          Tensor::from<int64_t>(DType::i64, std::vector<int64_t>{0, static_cast<int64_t>(prefix.size())});
+      plain.kv_indices = Tensor::from<int64_t>(DType::i64, prefix);
+      plain.draft_slots = Tensor::from<int64_t>(DType::i64, std::vector<int64_t>{drafts[node]});
+      std::memcpy(plain.q.bytes.data(), &tree.problem.q.bytes[node * q_bytes], q_bytes);
+      ASSERT_TRUE(run_case(plain, KDTREE_BACKEND_CPU));
+      ASSERT_EQ(std::memcmp(plain.out.bytes.data(), &tree.problem.out.bytes[node * row_bytes], row_bytes), 0)
+          << "seed " << seed << " node " << node;
+    }
+  }
+}
+
+// Slots whose byte offset needs more than 32 bits: a sparse pool of 6 GiB, of which only the used rows exist.
+TEST_P(Backends, SlotsBeyondFourGigabytes) {
+  CaseSpec spec = random_spec(3);
+  spec.latent_dim = 512;
+  spec.rope_dim = 64;
+  spec.kv_dtype = DType::bf16;
+  spec.out_dtype = DType::f32;
+  spec.index_dtype = DType::i32;
+  spec.draft_location = KDTREE_DRAFT_IN_POOL;
+  spec.tree_encoding = KDTREE_TREE_PARENTS;
+  spec.stride_padding = 0;
+  spec.page_size = 1;
+  spec.requests = {{12, 6, TreeShape::random}};
+  VerifyCase c = make(spec);
+  const auto expected = reference_attention(c);
+
+  constexpr int64_t kSlots = 6 * (int64_t{1} << 30) / (576 * 2);
+  constexpr size_t kRowBytes = 576 * 2;
+  constexpr size_t kBytes = static_cast<size_t>(kSlots) * kRowBytes;
+  void* memory =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  const auto move_up = [&](int32_t& slot) {
+    const auto far = static_cast<int32_t>(kSlots - 1 - slot);  // slot 0 becomes the pool's last row
+    std::memcpy(static_cast<std::byte*>(memory) + static_cast<size_t>(far) * kRowBytes,
+                &c.problem.kv.bytes[static_cast<size_t>(slot) * kRowBytes], kRowBytes);
+    slot = far;
+  };
+  for (size_t i = 0; i < 12; ++i)
+    move_up(c.problem.kv_indices.as<int32_t>()[i]);
+  for (int32_t& slot : c.problem.draft_slots.as<int32_t>())
+    move_up(slot);
+  VerifyProblem p = c.problem.params();
+  p.kv = memory;
+  p.kv_slots = kSlots;
+  p.backend = GetParam();
+  const auto bytes = verify_workspace_size(p);
+  ASSERT_TRUE(bytes) << bytes.error().message;
+  void* workspace = std::aligned_alloc(64, *bytes);
+  ASSERT_TRUE(run_verify(p, workspace, *bytes, nullptr));
+  std::free(workspace);
+  munmap(memory, kBytes);
+  EXPECT_LE(relative_frobenius(outputs(c.problem), expected.out), 1e-5);
+}
+
+TEST(Backend, NamesReasonsAndChoice) {
+  EXPECT_EQ(*backend_from_name("oracle"), KDTREE_BACKEND_ORACLE);
+  EXPECT_EQ(*backend_from_name("cuda-sm90"), KDTREE_BACKEND_CUDA_SM90);
+  EXPECT_EQ(backend_from_name("cpuu").error().message,
+            "backend is \"cpuu\", expected one of: oracle, cpu, cuda-naive, cuda-flash, cuda-flash-paged, "
+            "cuda-sm90");
+  for (const Backend& backend : backends())
+    EXPECT_FALSE(backend.reason.empty()) << backend.name;
+
+  VerifyProblem p = kdtree_init<VerifyProblem>();
+  EXPECT_EQ(*choose_backend(p), KDTREE_BACKEND_CPU);
+  p.backend = 77;
+  EXPECT_EQ(choose_backend(p).error().code, KDTREE_INVALID_ARGUMENT);
+  p.backend = KDTREE_BACKEND_CUDA_FLASH_PAGED;
+  EXPECT_EQ(choose_backend(p).error().code, KDTREE_BACKEND_UNAVAILABLE);
+  EXPECT_NE(choose_backend(p).error().message.find("required: CUDA kernels"), std::string::npos);
+
+  setenv("KDTREE_FORCE_BACKEND", "oracle", 1);
+  p.backend = KDTREE_BACKEND_AUTO;
+  EXPECT_EQ(*choose_backend(p), KDTREE_BACKEND_ORACLE);
+  p.backend = KDTREE_BACKEND_CPU;  // what the caller names wins
+  EXPECT_EQ(*choose_backend(p), KDTREE_BACKEND_CPU);
+  p.backend = KDTREE_BACKEND_AUTO;
+  setenv("KDTREE_FORCE_BACKEND", "nonesuch", 1);
+  EXPECT_EQ(choose_backend(p).error().code, KDTREE_INVALID_ARGUMENT);
+  setenv("KDTREE_FORCE_BACKEND", "cuda-naive", 1);
+  EXPECT_EQ(choose_backend(p).error().message.rfind("KDTREE_FORCE_BACKEND is cuda-naive", 0), 0u);
+  unsetenv("KDTREE_FORCE_BACKEND");
+}
+
+TEST(Backend, ProgressCountsRowsAndCanStop) {
+  CaseSpec spec = random_spec(8);
+  spec.out_dtype = DType::f32;
+  spec.requests = {{5, 4, TreeShape::chain}, {6, 3, TreeShape::chain}};
+  VerifyCase c = make(spec);
+  VerifyProblem p = c.problem.params();
+  const auto bytes = verify_workspace_size(p);
+  ASSERT_TRUE(bytes);
+  void* workspace = std::aligned_alloc(64, *bytes);
+  std::vector<int64_t> seen;
+  const auto progress = [&](int64_t done, int64_t total) {
+    EXPECT_EQ(total, 7);
+    seen.push_back(done);
+    return done < 2;
+  };
+  EXPECT_TRUE(run_verify(p, workspace, *bytes, nullptr, progress));
+  EXPECT_EQ(seen, (std::vector<int64_t>{1, 2}));
+  EXPECT_FALSE(std::isnan(outputs(c.problem).front()));
+  EXPECT_TRUE(std::isnan(outputs(c.problem).back()));
+  std::free(workspace);
+}
+
+TEST(Backend, TheCpuHasNoF64) {
+  VerifyCase c = make(case_table().front());
+  testing::want_f64(c.problem);
+  const Status status = run_case(c.problem, KDTREE_BACKEND_CPU);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, KDTREE_UNSUPPORTED);
+  EXPECT_EQ(status.error().message, "out_dtype is f64, expected a type the cpu backend has (f64: oracle)");
+}
+
+}  // namespace
+}  // namespace kdtree
