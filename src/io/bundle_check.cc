@@ -5,6 +5,7 @@
 
 #include "attention/validate.h"
 #include "core/checked.h"
+#include "core/indptr.h"
 
 namespace kdtree {
 namespace {
@@ -99,17 +100,6 @@ std::optional<int64_t> extent(int64_t rows, int64_t row_stride, int64_t columns,
   return row ? checked_extent_bytes(rows, row_stride, *row, 1) : row;
 }
 
-Status check_indptr(const char* name, const IndexArray& indptr, int64_t batch) {
-  if (indptr[0] != 0) return fail(KDTREE_INVALID_ARGUMENT, "{}[0] is {}, expected 0", name, indptr[0]);
-  for (int64_t r = 0; r < batch; ++r) {
-    if (indptr[r + 1] < indptr[r]) {
-      return fail(KDTREE_INVALID_ARGUMENT, "{}[{}] is {} after {}, expected no decrease", name, r + 1,
-                  indptr[r + 1], indptr[r]);
-    }
-  }
-  return {};
-}
-
 // Reads mask_indptr and the (checked) indptr arrays.
 Status check_mask_length(const VerifyProblem& p, const Tensor& mask) {
   const auto length = static_cast<int64_t>(mask.bytes.size());
@@ -135,8 +125,8 @@ Status check_lengths(const Bundle& bundle, const VerifyProblem& p) {
   const OwnedProblem& o = bundle.problem;
   KDTREE_RETURN_IF_ERROR(check_length("qo_indptr", o.qo_indptr, int64_t{p.batch} + 1));
   KDTREE_RETURN_IF_ERROR(check_length("kv_indptr", o.kv_indptr, int64_t{p.batch} + 1));
-  KDTREE_RETURN_IF_ERROR(check_indptr("qo_indptr", qo_indptr(p), p.batch));
-  KDTREE_RETURN_IF_ERROR(check_indptr("kv_indptr", kv_indptr(p), p.batch));
+  KDTREE_RETURN_IF_ERROR(check_indptr("qo_indptr", qo_indptr(p), p.batch, o.q.size()));
+  KDTREE_RETURN_IF_ERROR(check_indptr("kv_indptr", kv_indptr(p), p.batch, o.kv_indices.size()));
 
   const int64_t rows = total_rows(p);
   const int64_t width = row_width(p);

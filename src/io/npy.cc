@@ -120,7 +120,7 @@ Status write_npy(const std::string& path, const Tensor& tensor) {
   std::string header = fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}", dtype->descr,
                                    shape_literal(tensor.shape));
   if (!tensor.shape.empty()) {
-    const size_t digits = fmt::formatted_size("{}", tensor.shape.front());
+    const size_t digits = std::to_string(tensor.shape.front()).size();
     header.append(kFirstDimensionDigits - digits, ' ');
   }
   const size_t prefix = kMagic.size() + kVersionBytes + sizeof(uint16_t);
