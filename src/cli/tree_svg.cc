@@ -16,7 +16,7 @@ constexpr double kRow = 46;
 constexpr double kNodeWidth = 82;
 constexpr double kNodeHeight = 34;
 constexpr double kWidestEdge = 14;
-constexpr double kLeastWidth = 720;  // the legend's
+constexpr double kLeastWidth = 740;  // the legend's
 
 constexpr const char* kStyle =
     "text{font-family:ui-sans-serif,system-ui,-apple-system,'Segoe "
@@ -88,8 +88,9 @@ std::string escape(const std::string& text) {
   return safe;
 }
 
-double edge_width(double probability) {
-  return std::max(0.8, kWidestEdge * probability);
+// The accepted path stays visible where it was improbable.
+double edge_width(double probability, bool accepted) {
+  return std::max(accepted ? 3.0 : 0.8, kWidestEdge * probability);
 }
 
 // Faint to strong blue.
@@ -108,8 +109,8 @@ std::string edge(const TreeReport& report, const Layout& layout, size_t node, bo
   return fmt::format(
       R"(<path class="edge{}" stroke-width="{:.2f}" d="M{:.1f} {:.1f}C{:.1f} {:.1f} {:.1f} {:.1f} {:.1f} {:.1f}"/>)"
       "\n",
-      on ? " on" : "", edge_width(report.path_probability(static_cast<int64_t>(node))), x0, layout.y[parent],
-      middle, layout.y[parent], middle, layout.y[node], x1, layout.y[node]);
+      on ? " on" : "", edge_width(report.path_probability(static_cast<int64_t>(node)), on), x0,
+      layout.y[parent], middle, layout.y[parent], middle, layout.y[node], x1, layout.y[node]);
 }
 
 std::string box(const TreeReport& report, const Layout& layout, size_t node, bool on) {
@@ -155,7 +156,7 @@ std::string legend(const TreeReport& report, const Layout& layout) {
   std::string text;
   for (const double probability : {0.1, 0.4, 0.8}) {
     text += fmt::format(R"(<path class="edge" stroke-width="{:.2f}" d="M{:.1f} {:.1f}h26"/>)",
-                        edge_width(probability), x + 8, y - 4);
+                        edge_width(probability, false), x + 8, y - 4);
     x += 44;
   }
   text += fmt::format(R"(<text class="note" x="{:.1f}" y="{:.1f}">path probability 0.1, 0.4, 0.8</text>)",
@@ -163,7 +164,7 @@ std::string legend(const TreeReport& report, const Layout& layout) {
   x += 212;
   text += fmt::format(
       R"(<text class="note" x="{:.1f}" y="{:.1f}">node: token, probability given its parent</text>)", x, y);
-  x += 258;
+  x += 276;
   if (!report.path.empty()) {
     text += fmt::format(
         R"(<path class="edge on" stroke-width="5" d="M{:.1f} {:.1f}h26"/><text class="note" x="{:.1f}" y="{:.1f}">accepted</text>)",

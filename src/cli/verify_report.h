@@ -1,0 +1,38 @@
+// What `kdtree verify` found, as text and as JSON.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/compare.h"
+#include "core/status.h"
+
+namespace kdtree::cli {
+
+struct BackendReport {
+  std::string name;
+  std::optional<Error> error;  // it could not run, and why
+  Comparison comparison;
+};
+
+struct BundleReport {
+  std::string file;
+  std::string shape;           // "2 requests, 33 rows, ..."
+  std::optional<Error> error;  // the bundle could not be read or run
+  std::vector<BackendReport> backends;
+  bool acceptance_checked = false;
+  std::optional<std::string> acceptance_difference;
+
+  bool mismatched() const;
+  // The error to exit with when nothing mismatched: the bundle's, or a backend's.
+  const Error* first_error() const;
+};
+
+std::string report_text(const BundleReport& report, bool colours);
+// Numbers that are no numbers (NaN, infinities) become null.
+nlohmann::ordered_json report_json(const BundleReport& report);
+
+}  // namespace kdtree::cli
