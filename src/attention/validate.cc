@@ -1,5 +1,6 @@
 #include "attention/validate.h"
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <limits>
@@ -17,9 +18,9 @@ Status check_range(const char* field, int64_t value, int64_t least, int64_t most
 }
 
 Status check_dtype(const char* field, int32_t value, std::initializer_list<DType> allowed) {
+  if (std::find(allowed.begin(), allowed.end(), static_cast<DType>(value)) != allowed.end()) return {};
   std::string names;
   for (const DType type : allowed) {
-    if (static_cast<DType>(value) == type) return {};
     names +=
         fmt::format("{}{} ({})", names.empty() ? "" : ", ", dtype_name(type), static_cast<int32_t>(type));
   }

@@ -138,11 +138,10 @@ int32_t kdtree_compaction_plan(const kdtree_compaction_plan_params* params, void
     size_t moves = 0;
     p.move_indptr[0] = 0;
     for (int32_t r = 0; r < p.batch; ++r) {
-      const std::string context = fmt::format("request {}: ", r);
-      const auto commit = commit_of(p, r);
-      if (!commit) return with_context(commit.error(), context);
-      const auto planned = plan_commit(*commit, src.subspan(moves), dst.subspan(moves));
-      if (!planned) return with_context(planned.error(), context);
+      auto planned = commit_of(p, r).and_then([&](const CommitView& commit) {
+        return plan_commit(commit, src.subspan(moves), dst.subspan(moves));
+      });
+      if (!planned) return with_context(std::move(planned).error(), fmt::format("request {}: ", r));
       moves += static_cast<size_t>(*planned);
       p.move_indptr[r + 1] = static_cast<int32_t>(moves);
     }
