@@ -30,9 +30,9 @@ Result<DType> read_dtype(std::string_view descr) {
   for (const auto& entry : kDtypes) {
     if (entry.descr == descr) return entry.type;
   }
-  const char* why = descr.starts_with('>')          ? " (big-endian)"
-                    : descr.find('O') != descr.npos ? " (Python objects)"
-                                                    : "";
+  const char* why = descr.starts_with('>')                      ? " (big-endian)"
+                    : descr.find('O') != std::string_view::npos ? " (Python objects)"
+                                                                : "";
   return fail(KDTREE_INVALID_FILE, "descr is '{}'{}, expected <f2, <f4, <f8, <i4, <i8, |u1, <u8 or |b1",
               descr, why);
 }
