@@ -1,8 +1,8 @@
 #include "io/bundle.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include <gtest/gtest.h>
@@ -114,7 +114,8 @@ TEST_P(BundleRoundTrip, EveryArrayAndField) {
   VerifyProblem expected = written.problem.scalars;
   expected.backend = KDTREE_BACKEND_AUTO;
   expected.plan = KDTREE_PLAN_BALANCED;
-  EXPECT_EQ(std::memcmp(&read->problem.scalars, &expected, sizeof expected), 0);
+  const auto bytes = [](const VerifyProblem& problem) { return std::as_bytes(std::span(&problem, 1)); };
+  EXPECT_TRUE(std::ranges::equal(bytes(read->problem.scalars), bytes(expected)));
 }
 
 INSTANTIATE_TEST_SUITE_P(, BundleRoundTrip,
