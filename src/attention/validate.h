@@ -8,8 +8,9 @@ namespace kdtree {
 // Everything that can be told without reading an array: sizes, element types, strides, null pointers.
 Status validate_fields(const VerifyProblem& problem);
 
-// What the arrays say, which must be host-readable: monotone indptr, slots inside the pool, trees that are
-// trees. Call after validate_fields.
+// What the arrays say, which must be host-readable: monotone indptr, slots inside the pool, masks with room
+// for their trees. Call after validate_fields. Whether the trees are trees shows when they are read
+// (read_parents).
 Status validate_contents(const VerifyProblem& problem);
 
 // The fields and arrays that say what the trees are, and nothing else.

@@ -45,13 +45,13 @@ inline Status expect_at_least(const char* field, int64_t value, int64_t least) {
 }
 
 // struct_size of a caller's block: not below the header's, and above ours only as far as a newer kdtree.h
-// could go.
+// could go. Every block is a whole number of 8-byte words, so another size would end inside a field.
 template <class Params>
 Status check_struct_size(const Params* user) {
   constexpr uint32_t kSmallest = 16;  // struct_size, flags, next
   constexpr uint32_t kLargest = 4096;
   if (user == nullptr) return fail(KDTREE_INVALID_ARGUMENT, "params is null, expected a parameter block");
-  if (user->struct_size < kSmallest || user->struct_size > kLargest) {
+  if (user->struct_size < kSmallest || user->struct_size > kLargest || user->struct_size % 8 != 0) {
     return fail(KDTREE_INVALID_STRUCT, "struct_size is {}, expected {} (use KDTREE_INIT)", user->struct_size,
                 sizeof(Params));
   }

@@ -157,6 +157,10 @@ Status compile_request(const kdtree_tree_compile_params& p, int32_t request, con
                                p.bits_stride);
   }
   const int64_t start = p.start_positions != nullptr ? p.start_positions[request] : 0;
+  if (start < 0 || start > std::numeric_limits<int64_t>::max() - static_cast<int64_t>(rows.count)) {
+    return fail(KDTREE_INVALID_ARGUMENT,
+                "start_positions is {}, expected a position >= 0 with room for {} nodes", start, rows.count);
+  }
   int64_t* const positions = p.positions;
   for (size_t i = 0; i < rows.count; ++i) {
     const size_t row = rows.begin + i;
@@ -266,6 +270,7 @@ int32_t kdtree_tree_compile(const kdtree_tree_compile_params* params) noexcept {
       return fail(KDTREE_INVALID_ARGUMENT,
                   "one of retrieve_next_token and retrieve_next_sibling is null, expected both or neither");
     }
+    KDTREE_RETURN_IF_ERROR(expect_at_least("bits_stride", p.bits_stride, 0));
     std::vector<int32_t> chain;
     return for_each_request(p.batch, p.qo_indptr, [&](int32_t request, const Rows& rows) {
       return compile_request(p, request, rows, chain);

@@ -10,6 +10,7 @@
 #include "cli/cpu_info.h"
 #include "cli/exit_codes.h"
 #include "cli/output.h"
+#include "kernels/devices.h"
 
 namespace kdtree::cli {
 namespace {
@@ -40,6 +41,20 @@ std::vector<std::string> simd_targets(int64_t mask) {
   return names;
 }
 
+Json cuda_json() {
+  const auto devices = cuda_devices();
+  if (!devices) return {{"devices", Json::array()}, {"reason", devices.error().message}};
+  Json list = Json::array();
+  for (const CudaDevice& device : *devices) {
+    list.push_back({{"name", device.name},
+                    {"compute_capability", device.compute_capability},
+                    {"multiprocessors", device.multiprocessors},
+                    {"shared_memory_bytes", device.shared_memory_bytes},
+                    {"memory_bytes", device.memory_bytes}});
+  }
+  return {{"devices", list}, {"reason", list.empty() ? Json("no device, or no driver for it") : Json()}};
+}
+
 Json collect() {
   Json info;
   info["version"] = kdtree_version();
@@ -52,6 +67,7 @@ Json collect() {
   const std::vector<std::string> usable = simd_targets(hwy::SupportedTargets() & HWY_TARGETS);
   info["simd_compiled"] = simd_targets(HWY_TARGETS);
   info["simd_chosen"] = usable.empty() ? Json() : Json(usable.front());
+  info["cuda"] = cuda_json();
   const char* forced = std::getenv("KDTREE_FORCE_BACKEND");
   info["force_backend"] = forced != nullptr ? Json(forced) : Json();
   info["backends"] = Json::array();
@@ -75,6 +91,14 @@ void print_text(const Json& info) {
   print_out("SIMD      {} (compiled: {})\n",
             info["simd_chosen"].is_null() ? "none" : info["simd_chosen"].get<std::string>(),
             fmt::join(info["simd_compiled"].get<std::vector<std::string>>(), ", "));
+  const Json& cuda = info["cuda"];
+  if (!cuda["reason"].is_null()) print_out("CUDA      {}\n", cuda["reason"].get<std::string>());
+  for (const Json& device : cuda["devices"]) {
+    print_out("CUDA      {}, sm_{}, {} SMs, {} bytes of shared memory a block, {:.1f} GiB\n",
+              device["name"].get<std::string>(), device["compute_capability"].get<int>(),
+              device["multiprocessors"].get<int>(), device["shared_memory_bytes"].get<int>(),
+              static_cast<double>(device["memory_bytes"].get<int64_t>()) / (1 << 30));
+  }
   if (!info["force_backend"].is_null()) {
     print_out("KDTREE_FORCE_BACKEND={}\n", info["force_backend"].get<std::string>());
   }

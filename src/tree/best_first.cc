@@ -204,6 +204,7 @@ Status check_log_probs(const CandidateView& candidates) {
 }  // namespace
 
 int32_t reachable_nodes(int32_t depth, int32_t k, int32_t budget) {
+  if (k == 1) return std::min(depth, budget);
   int64_t level = 1;
   int64_t total = 0;
   for (int32_t d = 0; d < depth && total < budget; ++d) {

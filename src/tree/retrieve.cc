@@ -20,6 +20,7 @@ Status parents_from_retrieve(std::span<const int64_t> next_token, std::span<cons
                              std::span<int32_t> parents) {
   constexpr int32_t kNotReached = -2;
   const auto nodes = static_cast<int64_t>(parents.size());
+  if (parents.empty()) return fail(KDTREE_INVALID_TREE, "tree has 0 nodes, expected at least the root");
   std::fill(parents.begin(), parents.end(), kNotReached);
   parents[0] = -1;
   if (next_sibling[0] != -1) {

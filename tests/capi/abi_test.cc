@@ -58,7 +58,7 @@ TEST(Abi, BlocksOfOtherSizes) {
   EXPECT_EQ(kdtree_tree_validate(nullptr), KDTREE_INVALID_ARGUMENT);
   EXPECT_EQ(last_error(), "params is null, expected a parameter block");
 
-  for (const uint32_t size : {0u, 15u, 4097u}) {
+  for (const uint32_t size : {0u, 8u, 15u, 20u, 4097u, 4104u}) {
     p.struct_size = size;
     EXPECT_EQ(kdtree_tree_validate(&p), KDTREE_INVALID_STRUCT);
     EXPECT_EQ(last_error(), "struct_size is " + std::to_string(size) + ", expected " +

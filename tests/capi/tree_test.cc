@@ -239,6 +239,18 @@ TEST(CapiTree, CompileGivesDepthsPositionsBitsAndLinks) {
   EXPECT_EQ(kdtree_tree_from_retrieve(&q), KDTREE_INVALID_TREE);
   EXPECT_EQ(last_error(), "request 2: retrieve_index of node 1 is 3, expected its row 9");
 
+  for (const int64_t start : {int64_t{-1}, std::numeric_limits<int64_t>::max() - 3}) {
+    const Longs wrong = {0, start, 0};
+    p.start_positions = wrong.data();
+    EXPECT_EQ(kdtree_tree_compile(&p), KDTREE_INVALID_ARGUMENT);
+    EXPECT_EQ(last_error(), "request 1: start_positions is " + std::to_string(start) +
+                                ", expected a position >= 0 with room for 7 nodes");
+  }
+  p.start_positions = starts.data();
+  p.bits_stride = -1;
+  EXPECT_EQ(kdtree_tree_compile(&p), KDTREE_INVALID_ARGUMENT);
+  EXPECT_EQ(last_error(), "bits_stride is -1, expected >= 0");
+  p.bits_stride = 2;
   p.retrieve_next_sibling = nullptr;
   EXPECT_EQ(kdtree_tree_compile(&p), KDTREE_INVALID_ARGUMENT);
   p.retrieve_next_token = nullptr;

@@ -193,6 +193,8 @@ TEST(BestFirst, ScratchSizeFollowsWhatCanBeReached) {
   EXPECT_EQ(reachable_nodes(2, 3, 1000), 12);
   EXPECT_EQ(reachable_nodes(2, 3, 5), 5);
   EXPECT_EQ(reachable_nodes(0, 3, 5), 0);
+  EXPECT_EQ(reachable_nodes(3, 1, 5), 3);
+  EXPECT_EQ(reachable_nodes(1 << 30, 1, 5), 5);
   EXPECT_EQ(reachable_nodes(40, 1 << 20, std::numeric_limits<int32_t>::max()),
             std::numeric_limits<int32_t>::max());
 }

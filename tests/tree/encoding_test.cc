@@ -190,6 +190,8 @@ TEST(Retrieve, ErrorsNameTheLink) {
     return status ? std::string("accepted") : status.error().message;
   };
   EXPECT_EQ(error({1, -1, -1}, {-1, 2, -1}), "accepted");
+  EXPECT_EQ(parents_from_retrieve({}, {}, {}).error().message,
+            "tree has 0 nodes, expected at least the root");
   EXPECT_EQ(error({1, -1, -1}, {1, 2, -1}),
             "retrieve_next_sibling[0] is 1, expected -1 (the root has no sibling)");
   EXPECT_EQ(error({1, 0, -1}, {-1, 2, -1}),
