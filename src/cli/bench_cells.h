@@ -23,7 +23,7 @@ struct BenchCell {
 };
 
 // The oracle first: it is the baseline of the others.
-Result<std::vector<BenchCell>> bench_attention(VerifyCase& verify_case, const std::vector<Backend>& backends,
+Result<std::vector<BenchCell>> bench_attention(VerifyCase& verify_case, const std::vector<Backend>& chosen,
                                                int repeat);
 
 struct TreeBenchSize {
