@@ -15,8 +15,8 @@
 #include "cases/random.h"
 #include "cli/cpu_info.h"
 #include "cli/timing.h"
+#include "core/dtype.h"
 #include "kdtree/kdtree.h"
-#include "tree/top_k.h"
 
 namespace kdtree {
 namespace {
@@ -132,7 +132,7 @@ void bench_top_k(const Output& output, int32_t dtype, int32_t vocab, int32_t k) 
   Random random(2);
   const size_t element = dtype == KDTREE_DTYPE_BF16 ? 2 : 4;
   const size_t size = static_cast<size_t>(vocab) * element;
-  std::vector<std::byte> logits(size), copy(size);
+  std::vector<std::byte> logits(size), copy(size, std::byte{1});
   for (int32_t i = 0; i < vocab; ++i) {
     store_element(logits.data(), static_cast<DType>(dtype), i, 3.0 * random.normal());
   }
@@ -166,14 +166,9 @@ void bench_top_k(const Output& output, int32_t dtype, int32_t vocab, int32_t k) 
                 timing, {{"gbps", static_cast<double>(size) / timing.median_us * 1e-3}}, "memcpy",
                 copied.median_us);
   };
-  report("top-k", measure([&] {
-           Scratch scratch(memory, bytes);
-           return top_k_logits_row(logits.data(), static_cast<DType>(dtype), vocab, tokens, log_probs,
-                                   scratch)
-                      ? KDTREE_OK
-                      : KDTREE_INTERNAL_ERROR;
-         }));
   report("top-k and log-softmax", measure([&] { return kdtree_top_k(&p, memory, bytes, nullptr); }));
+  p.log_probs = nullptr;
+  report("top-k", measure([&] { return kdtree_top_k(&p, memory, bytes, nullptr); }));
 }
 
 // The committed rows of a round over all layers of a Kimi-size model; the baseline copies as many bytes once.
@@ -204,7 +199,7 @@ void bench_compact(const Output& output, int32_t layers, int64_t moves) {
   void* memory = workspace.reserve(bytes);
   const auto timing = measure([&] { return kdtree_kv_compact(&p, memory, bytes, nullptr); });
   const auto moved = static_cast<size_t>(layers * moves * kRowBytes);
-  std::vector<std::byte> from(moved), to(moved);
+  std::vector<std::byte> from(moved, std::byte{1}), to(moved, std::byte{2});
   const auto copied = measure([&] {
     std::memcpy(to.data(), from.data(), moved);
     asm volatile("" : : "r"(to.data()) : "memory");

@@ -16,7 +16,7 @@
  *     local numbers. Topological order is required: parent < child.
  *   - Strides count elements, not bytes, unless the name says bytes. A stride of 0 means contiguous.
  *   - Scratch memory: ask *_workspace_size, pass at least that many bytes (64-byte aligned) and reuse
- *     them. Run calls neither allocate nor keep pointers. Host functions ignore `stream`.
+ *     them. Calls with a workspace neither allocate nor keep pointers. Host functions ignore `stream`.
  *   - Every function may be called from any thread; two concurrent calls must not share a workspace
  *     or an output.
  */
@@ -121,7 +121,7 @@ KDTREE_API size_t kdtree_last_error(char* buffer, size_t capacity) KDTREE_NOEXCE
 /* Best k tokens of each row of logits, with their log-probabilities.
  * Order: larger logit first, the smaller token id among equals. -inf is never chosen: rows with fewer
  * than k finite logits are filled up with token -1, log-probability -inf.
- * log_prob = logit - logsumexp(row), the sum in double. Bit-identical on every CPU.
+ * log_prob = logit - logsumexp(row), the sum in double over fixed lanes: the same bits on every SIMD target.
  * Errors: KDTREE_NOT_A_NUMBER (NaN or +inf: names row and token), KDTREE_INVALID_ARGUMENT. */
 typedef struct kdtree_top_k_params {
   KDTREE_STRUCT_HEADER;
@@ -133,7 +133,7 @@ typedef struct kdtree_top_k_params {
   int32_t k;            /* 1 .. vocab */
   int32_t reserved0;
   int32_t* tokens;  /* out [rows, k] */
-  float* log_probs; /* out [rows, k] */
+  float* log_probs; /* out [rows, k]; NULL = not wanted, which saves a pass over the row */
 } kdtree_top_k_params;
 
 KDTREE_API int32_t kdtree_top_k_workspace_size(const kdtree_top_k_params* params,
@@ -147,8 +147,9 @@ KDTREE_API int32_t kdtree_top_k(const kdtree_top_k_params* params, void* workspa
  * decreasing log-weight, ties in lexicographic order of the ranks along the path. A node's log-weight
  * is a double: child of p at depth d: w(p) + lp[d][0]; next sibling: (w - lp[d][r]) + lp[d][r+1].
  * A log-probability of -inf ends its position's list.
- * Errors: KDTREE_NOT_A_NUMBER, KDTREE_INVALID_ARGUMENT (increasing or positive log-probabilities, a
- * token twice in one position, a negative token), KDTREE_BUFFER_TOO_SMALL (names the nodes needed). */
+ * Errors: KDTREE_NOT_A_NUMBER, KDTREE_INVALID_ARGUMENT (increasing or positive log-probabilities; among the
+ * candidates that become nodes, a token twice in one position or a negative one), KDTREE_BUFFER_TOO_SMALL
+ * (names the nodes needed). */
 typedef struct kdtree_tree_build_params {
   KDTREE_STRUCT_HEADER;
   const int32_t* tokens;       /* [b, depth, k] candidates, best first */
@@ -194,10 +195,10 @@ typedef struct kdtree_tree_compile_params {
   KDTREE_STRUCT_HEADER;
   const int32_t* qo_indptr;       /* [b+1] */
   const int32_t* parents;         /* [T] local; NULL = every request is a chain */
-  const int64_t* start_positions; /* [b] position of the root (= committed length); NULL = 0 */
+  const int64_t* start_positions; /* [b] position of the root (= committed length), >= 0; NULL = 0 */
   int32_t batch;
   int32_t reserved0;
-  int64_t bits_stride;            /* 64-bit words a row of ancestor_bits, >= ceil(max N / 64) */
+  int64_t bits_stride;            /* 64-bit words a row of ancestor_bits; 0 = ceil(max N / 64) */
   int32_t* depths;                /* out [T] */
   int64_t* positions;             /* out [T]: start_positions[r] + depth */
   uint64_t* ancestor_bits;        /* out [T, bits_stride]: bits[i] = bits[parent] | 1 << i */
@@ -405,8 +406,10 @@ KDTREE_API int32_t kdtree_verify_attn_workspace_size(const kdtree_verify_attn_pa
 KDTREE_API int32_t kdtree_verify_attn(const kdtree_verify_attn_params* params, void* workspace, size_t bytes,
                                       void* stream) KDTREE_NOEXCEPT;
 
-/* Reads the host-resident mask of `params` (tree_encoding KDTREE_TREE_BOOL_MASK or _ANCESTOR_BITS) into
- * parents, validating that it is a tree. `parents` [T]. */
+/* Reads the trees of `params`, in whichever encoding, into parents, and checks that they are trees. Looks at
+ * batch, the indptr arrays and the tree fields alone. Padding rows become KDTREE_PARENT_PADDING; the
+ * functions on trees (validate, compile, accept) take trees without padding rows and with a root. `parents`
+ * [T]. */
 KDTREE_API int32_t kdtree_tree_from_mask(const kdtree_verify_attn_params* params,
                                          int32_t* parents) KDTREE_NOEXCEPT;
 

@@ -75,7 +75,7 @@ Status check_dtypes(const VerifyProblem& p) {
   return check_dtype("kv_indices_dtype", p.kv_indices_dtype, indices);
 }
 
-// A stride that keeps rows of `width` elements apart.
+// A row is `width` elements long.
 Status check_stride(const char* field, int64_t stride, int64_t width) {
   if (stride >= width) return {};
   return fail(KDTREE_INVALID_ARGUMENT, "{} is {}, expected 0 (contiguous) or at least {}", field, stride,
@@ -96,7 +96,8 @@ Status check_strides(const VerifyProblem& p) {
     return fail(KDTREE_INVALID_ARGUMENT, "bits_stride is {}, expected >= 0", p.bits_stride);
   }
   KDTREE_RETURN_IF_ERROR(check_range("kv_slots", p.kv_slots, 0, std::numeric_limits<int64_t>::max()));
-  if (!checked_extent_bytes(p.kv_slots, kv_row_stride(p), width,
+  // One row more than there are: the stride itself is multiplied even for a pool of one.
+  if (!checked_extent_bytes(saturating_add(p.kv_slots, 1), kv_row_stride(p), width,
                             dtype_size(static_cast<DType>(p.kv_dtype)))) {
     return fail(KDTREE_INVALID_ARGUMENT,
                 "kv_slots is {} with rows of {} elements, expected a pool below 2^63 bytes", p.kv_slots,
@@ -134,15 +135,25 @@ Status check_tree_fields(const VerifyProblem& p) {
 Status check_slots(const char* field, const IndexArray& slots, int64_t count, int64_t pool) {
   for (int64_t i = 0; i < count; ++i) {
     if (slots[i] < 0 || slots[i] >= pool) {
-      return fail(KDTREE_INVALID_ARGUMENT, "{}[{}] is {}, expected a slot in 0 .. {}", field, i, slots[i],
-                  pool - 1);
+      return fail(KDTREE_INVALID_ARGUMENT, "{}[{}] is {}, expected a slot in [0, {})", field, i, slots[i],
+                  pool);
     }
   }
   return {};
 }
 
-// The layout has room for this request's rows.
-Status check_mask_layout(const VerifyProblem& p, const RequestView& view) {
+// The layout has room for this request's rows. How many bytes `mask` has is the caller's to know.
+Status check_mask_layout(const VerifyProblem& p, int32_t request) {
+  const RequestView view = request_view(p, request);
+  const int64_t begin = p.mask_indptr[request];
+  const int64_t stride =
+      p.mask_row_stride != 0 ? p.mask_row_stride : saturating_add(view.prefix_length, view.nodes);
+  const auto extent = checked_extent_bytes(view.nodes, stride, stride, 1);
+  if (begin < 0 || !extent || !checked_add(begin, *extent)) {
+    return fail(KDTREE_INVALID_ARGUMENT,
+                "mask_indptr[{}] is {}, expected >= 0 with room for {} rows of {} bytes", request, begin,
+                view.nodes, stride);
+  }
   if (p.mask_row_stride == 0) return {};
   const int64_t first = p.mask_column_offset == -1 ? view.prefix_length : p.mask_column_offset;
   if (first > p.mask_row_stride - view.nodes) {
@@ -159,6 +170,41 @@ Status check_mask_layout(const VerifyProblem& p, const RequestView& view) {
   return {};
 }
 
+// `rows` rows of `columns` elements, `stride` apart, lie below 2^63 bytes.
+Status check_extent(const char* field, int64_t rows, int64_t stride, int64_t columns, int64_t element) {
+  if (checked_extent_bytes(rows, stride, columns, element)) return {};
+  return fail(KDTREE_INVALID_ARGUMENT, "{} is {} over {} rows, expected an array below 2^63 bytes", field,
+              stride, rows);
+}
+
+// A [T, H, width] array: addressable, and (outputs) with no element twice.
+Status check_token_array(const char* field, int64_t rows, int32_t heads, int64_t token_stride,
+                         int64_t head_stride, int64_t width, DType type, bool written) {
+  const int64_t token_width = saturating_add(saturating_mul(heads - 1, head_stride), width);
+  KDTREE_RETURN_IF_ERROR(check_extent(field, rows, token_stride, token_width, dtype_size(type)));
+  const bool tokens_apart = token_stride >= token_width;
+  const bool heads_apart = head_stride >= saturating_add(saturating_mul(rows - 1, token_stride), width);
+  if (!written || rows <= 1 || heads == 1 || tokens_apart || heads_apart) return {};
+  return fail(KDTREE_INVALID_ARGUMENT,
+              "{} is {} with a head stride of {}, expected at least {}: rows overlap", field, token_stride,
+              head_stride, token_width);
+}
+
+Status check_extents(const VerifyProblem& p, int64_t rows) {
+  const int64_t width = row_width(p);
+  KDTREE_RETURN_IF_ERROR(check_token_array("q_token_stride", rows, p.heads, q_token_stride(p),
+                                           q_head_stride(p), width, static_cast<DType>(p.q_dtype), false));
+  KDTREE_RETURN_IF_ERROR(check_token_array("out_token_stride", rows, p.heads, out_token_stride(p),
+                                           out_head_stride(p), p.latent_dim, static_cast<DType>(p.out_dtype),
+                                           true));
+  if (p.lse != nullptr) {
+    KDTREE_RETURN_IF_ERROR(check_token_array("lse_token_stride", rows, p.heads, lse_token_stride(p),
+                                             lse_head_stride(p), 1, lse_dtype(p), true));
+  }
+  return check_extent("draft_row_stride", saturating_add(rows, 1), draft_row_stride(p), width,
+                      dtype_size(static_cast<DType>(p.kv_dtype)));
+}
+
 // The parts of validate_contents that trees need.
 Status check_batch_and_tree(const VerifyProblem& p) {
   constexpr int64_t kMostNodes = std::numeric_limits<int32_t>::max();
@@ -169,9 +215,12 @@ Status check_batch_and_tree(const VerifyProblem& p) {
     return fail(KDTREE_INVALID_ARGUMENT, "bits_stride is {}, expected at least {} words for {} nodes",
                 p.bits_stride, ceil_div(max_nodes(p), 64), max_nodes(p));
   }
+  if (p.tree_encoding == KDTREE_TREE_ANCESTOR_BITS) {
+    KDTREE_RETURN_IF_ERROR(check_extent("bits_stride", total_rows(p), bits_stride(p), bits_stride(p), 8));
+  }
   if (p.tree_encoding == KDTREE_TREE_BOOL_MASK) {
     for (int32_t r = 0; r < p.batch; ++r)
-      KDTREE_RETURN_IF_ERROR(check_mask_layout(p, request_view(p, r)));
+      KDTREE_RETURN_IF_ERROR(check_mask_layout(p, r));
   }
   return {};
 }
@@ -201,6 +250,7 @@ Status validate_fields(const VerifyProblem& p) {
 Status validate_contents(const VerifyProblem& p) {
   if (p.batch == 0) return {};
   KDTREE_RETURN_IF_ERROR(check_batch_and_tree(p));
+  KDTREE_RETURN_IF_ERROR(check_extents(p, total_rows(p)));
   const int64_t prefix_entries = kv_indptr(p)[p.batch];
   if (prefix_entries > 0) {
     KDTREE_RETURN_IF_ERROR(check_pointer("kv_indices", p.kv_indices, " for the prefixes"));

@@ -16,6 +16,13 @@ namespace {
 Status check_plan(const kdtree_compaction_plan_params& p) {
   KDTREE_RETURN_IF_ERROR(expect_at_least("batch", p.batch, 0));
   KDTREE_RETURN_IF_ERROR(expect_at_least("capacity", p.capacity, 0));
+  KDTREE_RETURN_IF_ERROR(expect_at_least("path_stride", p.path_stride, 0));
+  if (p.batch > 0) KDTREE_RETURN_IF_ERROR(expect_pointer("accept_count", p.accept_count));
+  for (int32_t r = 0; r < p.batch; ++r) {
+    if (p.accept_count[r] >= 0 && p.accept_count[r] <= p.path_stride) continue;
+    return fail(KDTREE_INVALID_ARGUMENT, "request {}: accept_count is {}, expected 0 .. {} (path_stride)", r,
+                p.accept_count[r], p.path_stride);
+  }
   if (p.slot_dtype != KDTREE_DTYPE_I32 && p.slot_dtype != KDTREE_DTYPE_I64) {
     return fail(KDTREE_INVALID_ARGUMENT, "slot_dtype is {} ({}), expected i32 ({}) or i64 ({})", p.slot_dtype,
                 dtype_name(static_cast<DType>(p.slot_dtype)), KDTREE_DTYPE_I32, KDTREE_DTYPE_I64);
@@ -28,7 +35,6 @@ Status check_plan_arrays(const kdtree_compaction_plan_params& p) {
   if (p.batch == 0) return {};
   KDTREE_RETURN_IF_ERROR(expect_pointer("qo_indptr", p.qo_indptr));
   KDTREE_RETURN_IF_ERROR(expect_pointer("accept_path", p.accept_path));
-  KDTREE_RETURN_IF_ERROR(expect_pointer("accept_count", p.accept_count));
   KDTREE_RETURN_IF_ERROR(expect_pointer("draft_slots", p.draft_slots));
   if (p.capacity > 0) {
     KDTREE_RETURN_IF_ERROR(expect_pointer("src", p.src));
@@ -42,12 +48,15 @@ Status check_plan_arrays(const kdtree_compaction_plan_params& p) {
   return check_indptr("qo_indptr", {p.qo_indptr, DType::i32}, p.batch, std::numeric_limits<int32_t>::max());
 }
 
+std::span<int64_t> take_destinations(const kdtree_compaction_plan_params& p, Scratch& scratch) {
+  int64_t rows = 0;
+  for (int32_t r = 0; r < p.batch; ++r)
+    rows += p.accept_count[r];
+  return scratch.take<int64_t>(rows);
+}
+
 Result<CommitView> commit_of(const kdtree_compaction_plan_params& p, int32_t request) {
   const int32_t count = p.accept_count[request];
-  if (count < 0 || count > p.path_stride) {
-    return fail(KDTREE_INVALID_ARGUMENT, "accept_count is {}, expected 0 .. {} (path_stride)", count,
-                p.path_stride);
-  }
   const int64_t first_row = p.qo_indptr[request];
   const auto slot_bytes = dtype_size(static_cast<DType>(p.slot_dtype));
   CommitView commit;
@@ -74,6 +83,11 @@ Status check_compact(const kdtree_kv_compact_params& p) {
   if (p.row_stride_bytes != 0) {
     KDTREE_RETURN_IF_ERROR(expect_at_least("row_stride_bytes", p.row_stride_bytes, p.row_bytes));
   }
+  const int64_t stride = p.row_stride_bytes != 0 ? p.row_stride_bytes : p.row_bytes;
+  if (!checked_extent_bytes(p.slots, stride, p.row_bytes, 1)) {
+    return fail(KDTREE_INVALID_ARGUMENT,
+                "slots is {} with rows of {} bytes, expected a pool below 2^63 bytes", p.slots, stride);
+  }
   return {};
 }
 
@@ -81,8 +95,8 @@ Status check_slots(const char* field, const int64_t* slots, int64_t moves, int64
   KDTREE_RETURN_IF_ERROR(expect_pointer(field, slots));
   for (int64_t i = 0; i < moves; ++i) {
     if (slots[i] >= 0 && slots[i] < pool) continue;
-    return fail(KDTREE_INVALID_ARGUMENT, "{}[{}] is {}, expected a slot in 0 .. {}", field, i, slots[i],
-                pool - 1);
+    return fail(KDTREE_INVALID_ARGUMENT, "{}[{}] is {}, expected a slot in [0, {})", field, i, slots[i],
+                pool);
   }
   return {};
 }
@@ -91,7 +105,10 @@ Status check_slots(const char* field, const int64_t* slots, int64_t moves, int64
 Status compact(const kdtree_kv_compact_params& p, Scratch& scratch) {
   const auto staging = scratch.take<std::byte>(saturating_mul(p.moves, p.row_bytes));
   const auto moves = static_cast<size_t>(p.moves);
-  KDTREE_RETURN_IF_ERROR(check_distinct_destinations({p.dst, moves}, scratch));
+  const auto destinations = scratch.take<int64_t>(p.moves);
+  KDTREE_RETURN_IF_ERROR(scratch.check());
+  std::copy_n(p.dst, moves, destinations.begin());
+  KDTREE_RETURN_IF_ERROR(check_distinct(destinations));
   KDTREE_RETURN_IF_ERROR(expect_pointer("layers", p.layers));
   for (int32_t layer = 0; layer < p.num_layers; ++layer) {
     if (p.layers[layer] != nullptr) continue;
@@ -105,14 +122,6 @@ Status compact(const kdtree_kv_compact_params& p, Scratch& scratch) {
   return {};
 }
 
-Status answer_size(const Scratch& scratch, size_t* bytes) {
-  KDTREE_RETURN_IF_ERROR(expect_pointer("bytes", bytes));
-  const auto size = scratch.measured();
-  if (!size) return tl::unexpected<Error>(size.error());
-  *bytes = *size;
-  return {};
-}
-
 }  // namespace
 
 extern "C" {
@@ -122,8 +131,8 @@ int32_t kdtree_compaction_plan_workspace_size(const kdtree_compaction_plan_param
   return capi::call(params, [&](const kdtree_compaction_plan_params& p) -> Status {
     KDTREE_RETURN_IF_ERROR(check_plan(p));
     Scratch scratch;
-    distinct_scratch(p.capacity, scratch);
-    return answer_size(scratch, bytes);
+    take_destinations(p, scratch);
+    return capi::answer_size(scratch.measured(), bytes);
   });
 }
 
@@ -135,18 +144,22 @@ int32_t kdtree_compaction_plan(const kdtree_compaction_plan_params* params, void
     const auto capacity = static_cast<size_t>(p.capacity);
     const std::span<int64_t> src(p.src, capacity);
     const std::span<int64_t> dst(p.dst, capacity);
+    Scratch scratch(workspace, bytes);
+    const auto destinations = take_destinations(p, scratch);
+    KDTREE_RETURN_IF_ERROR(scratch.check());
     size_t moves = 0;
+    size_t rows = 0;
     p.move_indptr[0] = 0;
     for (int32_t r = 0; r < p.batch; ++r) {
       auto planned = commit_of(p, r).and_then([&](const CommitView& commit) {
-        return plan_commit(commit, src.subspan(moves), dst.subspan(moves));
+        return plan_commit(commit, src.subspan(moves), dst.subspan(moves), destinations.subspan(rows));
       });
       if (!planned) return with_context(std::move(planned).error(), fmt::format("request {}: ", r));
       moves += static_cast<size_t>(*planned);
+      rows += static_cast<size_t>(p.accept_count[r]);
       p.move_indptr[r + 1] = static_cast<int32_t>(moves);
     }
-    Scratch scratch(workspace, bytes);
-    return check_distinct_destinations(dst.first(moves), scratch);
+    return check_distinct(destinations);
   });
 }
 
@@ -155,8 +168,8 @@ int32_t kdtree_kv_compact_workspace_size(const kdtree_kv_compact_params* params,
     KDTREE_RETURN_IF_ERROR(check_compact(p));
     Scratch scratch;
     (void)scratch.take<std::byte>(saturating_mul(p.moves, p.row_bytes));
-    distinct_scratch(p.moves, scratch);
-    return answer_size(scratch, bytes);
+    (void)scratch.take<int64_t>(p.moves);
+    return capi::answer_size(scratch.measured(), bytes);
   });
 }
 

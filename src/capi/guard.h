@@ -44,6 +44,14 @@ inline Status expect_at_least(const char* field, int64_t value, int64_t least) {
   return fail(KDTREE_INVALID_ARGUMENT, "{} is {}, expected >= {}", field, value, least);
 }
 
+// The answer of a size query.
+inline Status answer_size(const Result<size_t>& size, size_t* bytes) {
+  KDTREE_RETURN_IF_ERROR(expect_pointer("bytes", bytes));
+  KDTREE_RETURN_IF_ERROR(size);
+  *bytes = *size;
+  return {};
+}
+
 // struct_size of a caller's block: not below the header's, and above ours only as far as a newer kdtree.h
 // could go. Every block is a whole number of 8-byte words, so another size would end inside a field.
 template <class Params>

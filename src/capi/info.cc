@@ -60,6 +60,10 @@ int32_t kdtree_backend_count(void) noexcept {
 int32_t kdtree_get_backend_info(int32_t index, kdtree_backend_info* info) noexcept {
   return capi::guard([&]() -> Status {
     KDTREE_RETURN_IF_ERROR(capi::check_struct_size(info));
+    if (info->flags != 0 || info->next != nullptr) {
+      return fail(KDTREE_INVALID_STRUCT, "flags is {} and next {}, expected 0 and NULL", info->flags,
+                  info->next == nullptr ? "NULL" : "set");
+    }
     if (index < 0 || index >= kdtree_backend_count()) {
       return fail(KDTREE_INVALID_ARGUMENT, "index is {}, expected 0 .. {}", index,
                   kdtree_backend_count() - 1);

@@ -47,14 +47,6 @@ Status for_each_request(int32_t batch, const int32_t* qo_indptr, const Body& bod
   return {};
 }
 
-Status answer_size(const Scratch& scratch, size_t* bytes) {
-  KDTREE_RETURN_IF_ERROR(expect_pointer("bytes", bytes));
-  const auto size = scratch.measured();
-  if (!size) return tl::unexpected<Error>(size.error());
-  *bytes = *size;
-  return {};
-}
-
 Status check_top_k(const kdtree_top_k_params& p) {
   KDTREE_RETURN_IF_ERROR(expect_at_least("rows", p.rows, 0));
   KDTREE_RETURN_IF_ERROR(expect_at_least("vocab", p.vocab, 1));
@@ -67,6 +59,11 @@ Status check_top_k(const kdtree_top_k_params& p) {
                 KDTREE_DTYPE_BF16);
   }
   if (p.row_stride != 0) KDTREE_RETURN_IF_ERROR(expect_at_least("row_stride", p.row_stride, p.vocab));
+  const int64_t stride = std::max<int64_t>(p.row_stride, p.vocab);
+  if (!checked_extent_bytes(saturating_add(p.rows, 1), stride, p.vocab, 4)) {
+    return fail(KDTREE_INVALID_ARGUMENT, "rows is {} with rows of {} elements, expected less than 2^63 bytes",
+                p.rows, stride);
+  }
   return {};
 }
 
@@ -137,8 +134,8 @@ Status build_trees(const kdtree_tree_build_params& p, void* workspace, size_t by
   return {};
 }
 
-Status compile_request(const kdtree_tree_compile_params& p, int32_t request, const Rows& rows,
-                       std::vector<int32_t>& chain) {
+Status compile_request(const kdtree_tree_compile_params& p, int64_t bits_stride, int32_t request,
+                       const Rows& rows, std::vector<int32_t>& chain) {
   if (p.parents == nullptr) {
     for (size_t i = chain.size(); i < rows.count; ++i)
       chain.push_back(static_cast<int32_t>(i) - 1);
@@ -147,14 +144,14 @@ Status compile_request(const kdtree_tree_compile_params& p, int32_t request, con
       p.parents != nullptr ? rows.of(p.parents) : std::span<const int32_t>(chain).first(rows.count);
   KDTREE_RETURN_IF_ERROR(validate_tree({parents, {}, {}, {}}));
   if (p.ancestor_bits != nullptr) {
-    const auto words = static_cast<size_t>(p.bits_stride);
+    const auto words = static_cast<size_t>(bits_stride);
     const auto needed = static_cast<size_t>(ceil_div(static_cast<int64_t>(rows.count), 64));
     if (words < needed) {
       return fail(KDTREE_INVALID_ARGUMENT, "bits_stride is {}, expected at least {} words for {} nodes",
                   p.bits_stride, needed, rows.count);
     }
     ancestor_bits_from_parents(parents, {p.ancestor_bits + rows.begin * words, rows.count * words},
-                               p.bits_stride);
+                               bits_stride);
   }
   const int64_t start = p.start_positions != nullptr ? p.start_positions[request] : 0;
   if (start < 0 || start > std::numeric_limits<int64_t>::max() - static_cast<int64_t>(rows.count)) {
@@ -209,7 +206,7 @@ int32_t kdtree_top_k_workspace_size(const kdtree_top_k_params* params, size_t* b
     KDTREE_RETURN_IF_ERROR(check_top_k(p));
     Scratch scratch;
     top_k_scratch(p.k, scratch);
-    return answer_size(scratch, bytes);
+    return capi::answer_size(scratch.measured(), bytes);
   });
 }
 
@@ -220,15 +217,16 @@ int32_t kdtree_top_k(const kdtree_top_k_params* params, void* workspace, size_t 
     if (p.rows == 0) return {};
     KDTREE_RETURN_IF_ERROR(expect_pointer("logits", p.logits));
     KDTREE_RETURN_IF_ERROR(expect_pointer("tokens", p.tokens));
-    KDTREE_RETURN_IF_ERROR(expect_pointer("log_probs", p.log_probs));
     const auto dtype = static_cast<DType>(p.logits_dtype);
     const int64_t stride = (p.row_stride != 0 ? p.row_stride : p.vocab) * dtype_size(dtype);
     const auto k = static_cast<size_t>(p.k);
     for (int64_t row = 0; row < p.rows; ++row) {
       Scratch scratch(workspace, bytes);
       const auto first = static_cast<size_t>(row) * k;
+      const std::span<float> log_probs =
+          p.log_probs != nullptr ? std::span(p.log_probs + first, k) : std::span<float>();
       if (Status status = top_k_row(static_cast<const std::byte*>(p.logits) + row * stride, dtype, p.vocab,
-                                    {p.tokens + first, k}, {p.log_probs + first, k}, scratch);
+                                    {p.tokens + first, k}, log_probs, scratch);
           !status) {
         return with_context(std::move(status).error(), fmt::format("row {}: ", row));
       }
@@ -242,7 +240,7 @@ int32_t kdtree_tree_build_workspace_size(const kdtree_tree_build_params* params,
     KDTREE_RETURN_IF_ERROR(check_tree_build(p));
     Scratch scratch;
     tree_build_scratch(p, scratch);
-    return answer_size(scratch, bytes);
+    return capi::answer_size(scratch.measured(), bytes);
   });
 }
 
@@ -271,9 +269,16 @@ int32_t kdtree_tree_compile(const kdtree_tree_compile_params* params) noexcept {
                   "one of retrieve_next_token and retrieve_next_sibling is null, expected both or neither");
     }
     KDTREE_RETURN_IF_ERROR(expect_at_least("bits_stride", p.bits_stride, 0));
+    int64_t bits_stride = p.bits_stride;
+    if (bits_stride == 0) {
+      KDTREE_RETURN_IF_ERROR(for_each_request(p.batch, p.qo_indptr, [&](int32_t, const Rows& rows) -> Status {
+        bits_stride = std::max(bits_stride, ceil_div(static_cast<int64_t>(rows.count), 64));
+        return {};
+      }));
+    }
     std::vector<int32_t> chain;
     return for_each_request(p.batch, p.qo_indptr, [&](int32_t request, const Rows& rows) {
-      return compile_request(p, request, rows, chain);
+      return compile_request(p, bits_stride, request, rows, chain);
     });
   });
 }

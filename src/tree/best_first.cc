@@ -10,9 +10,6 @@
 namespace kdtree {
 namespace {
 
-// log-softmax rounds in fp32, so a certain token may come out a little above 0.
-constexpr float kMaxLogProb = 1e-3f;
-
 // A prefix that may become a node: rank `rank` among the candidates of its position, below node `parent`.
 struct Entry {
   double log_weight;
@@ -183,7 +180,7 @@ Status check_log_probs(const CandidateView& candidates) {
   for (int32_t position = 0; position < candidates.depth; ++position) {
     const float* row = candidates.log_prob + int64_t{position} * candidates.k;
     // One branch a row, so that the loop vectorises; NaN fails every comparison.
-    bool good = row[0] <= kMaxLogProb;
+    bool good = row[0] <= 0.0f;
     for (int32_t r = 1; r < candidates.k; ++r)
       good &= row[r] <= row[r - 1];
     if (good) continue;
@@ -191,10 +188,10 @@ Status check_log_probs(const CandidateView& candidates) {
       if (std::isnan(row[r])) {
         return fail(KDTREE_NOT_A_NUMBER, "log_probs[{}][{}] is NaN, expected a log-probability", position, r);
       }
-      const float bound = r == 0 ? kMaxLogProb : row[r - 1];
+      const float bound = r == 0 ? 0.0f : row[r - 1];
       if (!(row[r] <= bound)) {
         return fail(KDTREE_INVALID_ARGUMENT, "log_probs[{}][{}] is {}, expected at most {} ({})", position, r,
-                    row[r], r == 0 ? 0.0f : bound, r == 0 ? "a log-probability" : "best first");
+                    row[r], bound, r == 0 ? "a log-probability" : "best first");
       }
     }
   }

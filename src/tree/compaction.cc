@@ -24,7 +24,8 @@ Result<int64_t> destination_slot(const CommitView& commit, int64_t index) {
 
 }  // namespace
 
-Result<int64_t> plan_commit(const CommitView& commit, std::span<int64_t> src, std::span<int64_t> dst) {
+Result<int64_t> plan_commit(const CommitView& commit, std::span<int64_t> src, std::span<int64_t> dst,
+                            std::span<int64_t> destinations) {
   int64_t moves = 0;
   for (size_t j = 0; j < commit.path.size(); ++j) {
     const int32_t node = commit.path[j];
@@ -40,6 +41,7 @@ Result<int64_t> plan_commit(const CommitView& commit, std::span<int64_t> src, st
       return fail(KDTREE_INVALID_ARGUMENT, "draft_slots[{}] is {}, expected a slot >= 0",
                   from < 0 ? int64_t{node} : static_cast<int64_t>(j), std::min(from, *to));
     }
+    destinations[j] = *to;
     if (from == *to) continue;
     if (moves >= static_cast<int64_t>(std::min(src.size(), dst.size()))) {
       return fail(KDTREE_BUFFER_TOO_SMALL, "capacity is {} moves, expected more",
@@ -52,18 +54,12 @@ Result<int64_t> plan_commit(const CommitView& commit, std::span<int64_t> src, st
   return moves;
 }
 
-void distinct_scratch(int64_t moves, Scratch& scratch) {
-  (void)scratch.take<int64_t>(moves);
-}
-
-Status check_distinct_destinations(std::span<const int64_t> dst, Scratch& scratch) {
-  const auto sorted = scratch.take<int64_t>(static_cast<int64_t>(dst.size()));
-  KDTREE_RETURN_IF_ERROR(scratch.check());
-  std::copy(dst.begin(), dst.end(), sorted.begin());
-  std::sort(sorted.begin(), sorted.end());
-  const auto twin = std::adjacent_find(sorted.begin(), sorted.end());
-  if (twin == sorted.end()) return {};
-  return fail(KDTREE_INVALID_ARGUMENT, "dst holds slot {} twice, expected distinct destinations", *twin);
+Status check_distinct(std::span<int64_t> destinations) {
+  std::sort(destinations.begin(), destinations.end());
+  const auto twin = std::adjacent_find(destinations.begin(), destinations.end());
+  if (twin == destinations.end()) return {};
+  return fail(KDTREE_INVALID_ARGUMENT, "two rows have destination slot {}, expected distinct destinations",
+              *twin);
 }
 
 void move_rows(std::byte* pool, int64_t row_bytes, int64_t row_stride_bytes, std::span<const int64_t> src,

@@ -21,13 +21,14 @@ struct CommitView {
   int64_t start = 0;
 };
 
-// Writes the moves that are not onto themselves; returns their number. Errors: KDTREE_INVALID_ARGUMENT,
+// Writes the moves that are not onto themselves, and returns their number; `destinations` (one a path entry)
+// receives every row's slot, those that stay included. Errors: KDTREE_INVALID_ARGUMENT,
 // KDTREE_BUFFER_TOO_SMALL.
-Result<int64_t> plan_commit(const CommitView& commit, std::span<int64_t> src, std::span<int64_t> dst);
+Result<int64_t> plan_commit(const CommitView& commit, std::span<int64_t> src, std::span<int64_t> dst,
+                            std::span<int64_t> destinations);
 
-// KDTREE_INVALID_ARGUMENT if two moves share a destination. Scratch: distinct_scratch(moves).
-Status check_distinct_destinations(std::span<const int64_t> dst, Scratch& scratch);
-void distinct_scratch(int64_t moves, Scratch& scratch);
+// Sorts `destinations`. KDTREE_INVALID_ARGUMENT if two are the same slot.
+Status check_distinct(std::span<int64_t> destinations);
 
 // Copies rows src[i] to dst[i] of one pool as if all were read first. Slots must be in range.
 // `staging` holds src.size() * row_bytes.

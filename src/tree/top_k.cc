@@ -96,12 +96,12 @@ bool select_row(const T* logits, int32_t vocab, Selection& selection) {
   };
   constexpr int32_t kUnroll = 4;
   int32_t i = 0;
-  for (; i + kUnroll * lanes <= vocab; i += kUnroll * lanes) {
+  for (; i <= vocab - kUnroll * lanes; i += kUnroll * lanes) {
     const auto v0 = load(d, logits + i);
     const auto v1 = load(d, logits + i + lanes);
     const auto v2 = load(d, logits + i + 2 * lanes);
     const auto v3 = load(d, logits + i + 3 * lanes);
-    // A comparison with NaN is false, so the first operand order of Max does not matter here.
+    // A comparison with NaN is false.
     finite = hn::And(hn::And(finite, hn::And(hn::Le(v0, largest), hn::Le(v1, largest))),
                      hn::And(hn::Le(v2, largest), hn::Le(v3, largest)));
     const auto above = hn::Or(hn::Or(hn::Gt(v0, threshold), hn::Gt(v1, threshold)),
@@ -147,20 +147,26 @@ hn::Vec<D> exp_nonpositive(D d, hn::Vec<D> x) {
 template <class T>
 double log_sum_exp_below(const T* logits, int32_t vocab, float most) {
   constexpr int32_t kLanes = 16;
-  const hn::CappedTag<double, kLanes> d64;
-  const hn::Rebind<float, decltype(d64)> d32;
-  const auto step = static_cast<int32_t>(hn::Lanes(d64));
+  const hn::CappedTag<float, kLanes> d32;
+  const hn::CappedTag<double, kLanes / 2> d64;
+  const hn::Rebind<float, decltype(d64)> d32_of_64;
+  const auto floats = static_cast<int32_t>(hn::Lanes(d32));
+  const auto doubles = static_cast<int32_t>(hn::Lanes(d64));
   alignas(64) double sums[kLanes] = {};
+  alignas(64) float terms[kLanes];
   alignas(64) T tail[kLanes];
   const auto maximum = hn::Set(d32, most);
   const auto add_block = [&](const T* block) {
-    for (int32_t lane = 0; lane < kLanes; lane += step) {
-      const auto terms = exp_nonpositive(d32, hn::Sub(load(d32, block + lane), maximum));
-      hn::Store(hn::Add(hn::Load(d64, sums + lane), hn::PromoteTo(d64, terms)), d64, sums + lane);
+    for (int32_t lane = 0; lane < kLanes; lane += floats) {
+      hn::Store(exp_nonpositive(d32, hn::Sub(load(d32, block + lane), maximum)), d32, terms + lane);
+    }
+    for (int32_t lane = 0; lane < kLanes; lane += doubles) {
+      const auto wide = hn::PromoteTo(d64, hn::Load(d32_of_64, terms + lane));
+      hn::Store(hn::Add(hn::Load(d64, sums + lane), wide), d64, sums + lane);
     }
   };
   int32_t i = 0;
-  for (; i + kLanes <= vocab; i += kLanes)
+  for (; i <= vocab - kLanes; i += kLanes)
     add_block(logits + i);
   if (i < vocab) {
     const T minus_infinity =
@@ -178,27 +184,29 @@ double log_sum_exp_below(const T* logits, int32_t vocab, float most) {
 // Returns the number of tokens chosen, or -1 where a logit is NaN or +inf.
 template <class T>
 int32_t top_k_of(const T* logits, int32_t vocab, int32_t k, std::span<uint64_t> keys, int32_t* tokens,
-                 float* values, bool log_probs) {
+                 float* log_probs) {
   Selection selection(keys, k);
   if (!select_row(logits, vocab, selection)) return -1;
   const auto best = selection.finish();
-  // The maximum first: subtracting it is exact where the two are close, and their sum may not be.
-  const float most = log_probs && !best.empty() ? key_logit(best.front()) : 0.0f;
-  const double log_sum = log_probs && !best.empty() ? log_sum_exp_below(logits, vocab, most) : 0.0;
-  for (size_t i = 0; i < best.size(); ++i) {
+  for (size_t i = 0; i < best.size(); ++i)
     tokens[i] = static_cast<int32_t>(best[i] & 0xffffffffu);
-    values[i] = static_cast<float>(double{key_logit(best[i])} - double{most} - log_sum);
+  if (log_probs == nullptr || best.empty()) return static_cast<int32_t>(best.size());
+  // The maximum first: subtracting it is exact where the two are close, and the sum of both may not be.
+  const float most = key_logit(best.front());
+  const double log_sum = log_sum_exp_below(logits, vocab, most);
+  for (size_t i = 0; i < best.size(); ++i) {
+    log_probs[i] = static_cast<float>(double{key_logit(best[i])} - double{most} - log_sum);
   }
   return static_cast<int32_t>(best.size());
 }
 
 int32_t top_k_f32(const float* logits, int32_t vocab, int32_t k, std::span<uint64_t> keys, int32_t* tokens,
-                  float* values, bool log_probs) {
-  return top_k_of(logits, vocab, k, keys, tokens, values, log_probs);
+                  float* log_probs) {
+  return top_k_of(logits, vocab, k, keys, tokens, log_probs);
 }
 int32_t top_k_bf16(const uint16_t* logits, int32_t vocab, int32_t k, std::span<uint64_t> keys,
-                   int32_t* tokens, float* values, bool log_probs) {
-  return top_k_of(logits, vocab, k, keys, tokens, values, log_probs);
+                   int32_t* tokens, float* log_probs) {
+  return top_k_of(logits, vocab, k, keys, tokens, log_probs);
 }
 
 }  // namespace
@@ -218,28 +226,6 @@ int64_t selection_capacity(int32_t k) {
   return 2 * int64_t{k} + 64;
 }
 
-Status run(const void* logits, DType dtype, int32_t vocab, std::span<int32_t> tokens, std::span<float> values,
-           bool log_probs, Scratch& scratch) {
-  const auto k = static_cast<int32_t>(tokens.size());
-  const auto keys = scratch.take<uint64_t>(selection_capacity(k));
-  KDTREE_RETURN_IF_ERROR(scratch.check());
-  const int32_t chosen =
-      dtype == DType::bf16 ? HWY_DYNAMIC_DISPATCH(top_k_bf16)(static_cast<const uint16_t*>(logits), vocab, k,
-                                                              keys, tokens.data(), values.data(), log_probs)
-                           : HWY_DYNAMIC_DISPATCH(top_k_f32)(static_cast<const float*>(logits), vocab, k,
-                                                             keys, tokens.data(), values.data(), log_probs);
-  if (chosen < 0) {
-    int32_t token = 0;
-    while (load_element(logits, dtype, token) <= std::numeric_limits<float>::max())
-      ++token;
-    return fail(KDTREE_NOT_A_NUMBER, "logits: token {} is {}, expected a number or -inf", token,
-                load_element(logits, dtype, token));
-  }
-  std::fill(tokens.begin() + chosen, tokens.end(), -1);
-  std::fill(values.begin() + chosen, values.end(), -std::numeric_limits<float>::infinity());
-  return {};
-}
-
 }  // namespace
 
 void top_k_scratch(int32_t k, Scratch& scratch) {
@@ -248,12 +234,26 @@ void top_k_scratch(int32_t k, Scratch& scratch) {
 
 Status top_k_row(const void* logits, DType dtype, int32_t vocab, std::span<int32_t> tokens,
                  std::span<float> log_probs, Scratch& scratch) {
-  return run(logits, dtype, vocab, tokens, log_probs, true, scratch);
-}
-
-Status top_k_logits_row(const void* logits, DType dtype, int32_t vocab, std::span<int32_t> tokens,
-                        std::span<float> logits_out, Scratch& scratch) {
-  return run(logits, dtype, vocab, tokens, logits_out, false, scratch);
+  const auto k = static_cast<int32_t>(tokens.size());
+  const auto keys = scratch.take<uint64_t>(selection_capacity(k));
+  KDTREE_RETURN_IF_ERROR(scratch.check());
+  const int32_t chosen = dtype == DType::bf16
+                             ? HWY_DYNAMIC_DISPATCH(top_k_bf16)(static_cast<const uint16_t*>(logits), vocab,
+                                                                k, keys, tokens.data(), log_probs.data())
+                             : HWY_DYNAMIC_DISPATCH(top_k_f32)(static_cast<const float*>(logits), vocab, k,
+                                                               keys, tokens.data(), log_probs.data());
+  if (chosen < 0) {
+    int32_t token = 0;
+    while (load_element(logits, dtype, token) <= std::numeric_limits<float>::max())
+      ++token;
+    return fail(KDTREE_NOT_A_NUMBER, "logits: token {} is {}, expected a number or -inf", token,
+                load_element(logits, dtype, token));
+  }
+  std::fill(tokens.begin() + chosen, tokens.end(), -1);
+  if (!log_probs.empty()) {
+    std::fill(log_probs.begin() + chosen, log_probs.end(), -std::numeric_limits<float>::infinity());
+  }
+  return {};
 }
 
 }  // namespace kdtree

@@ -81,9 +81,9 @@ inline Reference reference_attention(const VerifyCase& c) {
           scores.push_back(score);
           values.push_back(std::move(value));
         }
-        double most = 0.0;
+        double most = -std::numeric_limits<double>::infinity();
         for (const double s : scores)
-          most = std::max(most, std::fabs(s));
+          most = std::max(most, s);
         double sum = 0.0;
         std::vector<double> out(static_cast<size_t>(p.latent_dim), 0.0);
         for (size_t n = scores.size(); n-- > 0;) {

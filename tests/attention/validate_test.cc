@@ -151,16 +151,16 @@ TEST(Validate, ContentsAreNamedWithIndexValueAndExpectation) {
     VerifyCase c = valid_case();
     const auto slots = static_cast<int32_t>(c.problem.scalars.kv_slots);
     c.problem.kv_indices.as<int32_t>()[8] = slots;
-    expect_contents(c, "kv_indices[8] is " + std::to_string(slots) + ", expected a slot in 0 .. " +
-                           std::to_string(slots - 1));
+    expect_contents(c, "kv_indices[8] is " + std::to_string(slots) + ", expected a slot in [0, " +
+                           std::to_string(slots) + ")");
     c.problem.kv_indices.as<int32_t>()[8] = -1;
-    expect_contents(c, "kv_indices[8] is -1, expected a slot in 0 .. " + std::to_string(slots - 1));
+    expect_contents(c, "kv_indices[8] is -1, expected a slot in [0, " + std::to_string(slots) + ")");
   }
   {
     VerifyCase c = valid_case();
     c.problem.draft_slots.as<int32_t>()[5] = -3;
-    expect_contents(
-        c, "draft_slots[5] is -3, expected a slot in 0 .. " + std::to_string(c.problem.scalars.kv_slots - 1));
+    expect_contents(c, "draft_slots[5] is -3, expected a slot in [0, " +
+                           std::to_string(c.problem.scalars.kv_slots) + ")");
   }
   {
     VerifyCase c = valid_case(KDTREE_TREE_ANCESTOR_BITS);
@@ -171,6 +171,43 @@ TEST(Validate, ContentsAreNamedWithIndexValueAndExpectation) {
     c.problem.draft_kv = c.problem.kv;
     expect_contents(c, "bits_stride is 1, expected at least 2 words for 65 nodes");
   }
+}
+
+TEST(Validate, EmptyPoolsNegativeMasksAndOverlappingOutputsAreNamed) {
+  {
+    VerifyCase c = valid_case();
+    c.problem.scalars.kv_slots = 0;
+    expect_contents(c, "kv_indices[0] is " + std::to_string(c.problem.kv_indices.as<int32_t>()[0]) +
+                           ", expected a slot in [0, 0)");
+  }
+  {
+    VerifyCase c = valid_case(KDTREE_TREE_BOOL_MASK);
+    c.problem.mask_indptr.as<int64_t>()[1] = -1;
+    expect_contents(c, "mask_indptr[1] is -1, expected >= 0 with room for 2 rows of 5 bytes");
+    c.problem.mask_indptr.as<int64_t>()[1] = kMost;
+    expect_contents(c,
+                    "mask_indptr[1] is 9223372036854775807, expected >= 0 with room for 2 rows of 5 bytes");
+  }
+  VerifyCase c = valid_case();
+  VerifyProblem& s = c.problem.scalars;
+  s.out_token_stride = 32;
+  expect_contents(c, "out_token_stride is 32 with a head stride of 32, expected at least 64: rows overlap");
+  s.out_head_stride = 6 * 32;  // [H, T, latent]: heads apart
+  EXPECT_TRUE(validate(c.problem.params()));
+  s.out_head_stride = 6 * 32 - 1;
+  EXPECT_FALSE(validate(c.problem.params()));
+  s.out_head_stride = s.out_token_stride = 0;
+  s.lse_token_stride = 1;
+  expect_contents(c, "lse_token_stride is 1 with a head stride of 1, expected at least 2: rows overlap");
+  s.lse_token_stride = 0;
+  s.q_token_stride = 48;  // the query is only read: rows may share elements
+  EXPECT_TRUE(validate(c.problem.params()));
+  s.q_token_stride = kMost / 4;
+  expect_contents(c, "q_token_stride is 2305843009213693951 over 6 rows, expected an array below 2^63 bytes");
+  s.q_token_stride = 0;
+  s.draft_row_stride = kMost / 2;
+  expect_contents(c,
+                  "draft_row_stride is 4611686018427387903 over 7 rows, expected an array below 2^63 bytes");
 }
 
 TEST(Validate, MaskLayouts) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include "cases/random.h"
 #include "tests/capi/calls.h"
@@ -173,6 +174,68 @@ TEST(CapiTree, TopKErrorsNameTheRow) {
   EXPECT_EQ(run(), KDTREE_INVALID_ARGUMENT);
 }
 
+// Address space without memory behind it: pages that are read are the kernel's zero page.
+class Sparse {
+ public:
+  explicit Sparse(size_t bytes)
+      : bytes_(bytes),
+        base_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                   0)) {
+    EXPECT_NE(base_, MAP_FAILED);
+  }
+  Sparse(const Sparse&) = delete;
+  Sparse& operator=(const Sparse&) = delete;
+  ~Sparse() { munmap(base_, bytes_); }
+  template <class T>
+  T* as() {
+    return static_cast<T*>(base_);
+  }
+
+ private:
+  size_t bytes_;
+  void* base_;
+};
+
+TEST(CapiTree, TopKRowsBeyondFourGigabytes) {
+  constexpr int64_t kStride = int64_t{3} << 29;  // 1.6e9 elements, 6 GiB
+  Sparse memory(static_cast<size_t>(2 * kStride) * 4);
+  memory.as<float>()[kStride + 77] = 2.5f;
+  memory.as<float>()[5] = 1.5f;
+  Ints tokens(2);
+  auto p = KDTREE_INIT(kdtree_top_k_params);
+  p.logits = memory.as<float>();
+  p.rows = 2;
+  p.row_stride = kStride;
+  p.logits_dtype = KDTREE_DTYPE_F32;
+  p.vocab = 100;
+  p.k = 1;
+  p.tokens = tokens.data();  // and no log-probabilities
+  Workspace workspace(kdtree_top_k_workspace_size, p);
+  ASSERT_EQ(kdtree_top_k(&p, workspace.data(), workspace.bytes(), nullptr), KDTREE_OK) << last_error();
+  EXPECT_EQ(tokens, (Ints{5, 77}));
+  p.row_stride = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(kdtree_top_k(&p, workspace.data(), workspace.bytes(), nullptr), KDTREE_INVALID_ARGUMENT);
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they take a minute over it
+TEST(CapiTree, TheLargestVocabulary) {
+  constexpr int32_t kVocab = std::numeric_limits<int32_t>::max();
+  Sparse memory(static_cast<size_t>(kVocab) * 2);
+  memory.as<uint16_t>()[kVocab - 2] = 0x3f80;  // 1.0
+  Ints tokens(1);
+  auto p = KDTREE_INIT(kdtree_top_k_params);
+  p.logits = memory.as<uint16_t>();
+  p.rows = 1;
+  p.logits_dtype = KDTREE_DTYPE_BF16;
+  p.vocab = kVocab;
+  p.k = 1;
+  p.tokens = tokens.data();
+  Workspace workspace(kdtree_top_k_workspace_size, p);
+  ASSERT_EQ(kdtree_top_k(&p, workspace.data(), workspace.bytes(), nullptr), KDTREE_OK) << last_error();
+  EXPECT_EQ(tokens[0], kVocab - 2);
+}
+#endif
+
 TEST(CapiTree, TopKReadsStridedRows) {
   Batch batch;
   Ints all = batch.candidates;
@@ -254,9 +317,13 @@ TEST(CapiTree, CompileGivesDepthsPositionsBitsAndLinks) {
   p.retrieve_next_sibling = nullptr;
   EXPECT_EQ(kdtree_tree_compile(&p), KDTREE_INVALID_ARGUMENT);
   p.retrieve_next_token = nullptr;
-  p.bits_stride = 0;
-  EXPECT_EQ(kdtree_tree_compile(&p), KDTREE_INVALID_ARGUMENT);
-  EXPECT_EQ(last_error(), "request 0: bits_stride is 0, expected at least 1 words for 1 nodes");
+  p.bits_stride = 0;  // as many words as the largest tree needs: one
+  bits.assign(rows * 2, 7);
+  ASSERT_EQ(kdtree_tree_compile(&p), KDTREE_OK) << last_error();
+  EXPECT_EQ(bits[0], 1u);
+  EXPECT_EQ(bits[1], 1u);  // request 1's root
+  EXPECT_EQ(bits[2], 3u);
+  EXPECT_EQ(bits[rows], 7u);
   p.ancestor_bits = nullptr;
   EXPECT_EQ(kdtree_tree_compile(&p), KDTREE_OK) << last_error();
 }

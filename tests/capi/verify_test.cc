@@ -124,7 +124,7 @@ TEST(CapiCompaction, PlansAndMovesARaggedBatch) {
   };
   const Ints shared = {0, 7, 2, 2, -1, -1, -1, -1, -1};  // r1's position 0 falls on r0's page
   p.page_table = shared.data();
-  expect_error(KDTREE_INVALID_ARGUMENT, "dst holds slot 4 twice, expected distinct destinations");
+  expect_error(KDTREE_INVALID_ARGUMENT, "two rows have destination slot 4, expected distinct destinations");
   p.page_table = pages.data();
   p.page_size = 0;
   expect_error(KDTREE_INVALID_ARGUMENT, "page_size is 0, expected >= 1");
@@ -144,6 +144,44 @@ TEST(CapiCompaction, PlansAndMovesARaggedBatch) {
   p.slot_dtype = KDTREE_DTYPE_I32;
   p.capacity = 0;
   expect_error(KDTREE_BUFFER_TOO_SMALL, "request 0: capacity is 0 moves, expected more");
+  p.path_stride = -5;
+  expect_error(KDTREE_INVALID_ARGUMENT, "path_stride is -5, expected >= 0");
+}
+
+// A row that stays where it is occupies its slot as well as one that moves there.
+TEST(CapiCompaction, AMoveOntoARowThatStaysIsRefused) {
+  const Ints indptr = {0, 3};
+  const Ints path = {0, 2};
+  const Ints count = {2};
+  Ints slots = {5, 5, 9};  // node 2 would go to slot 5, where the root is and stays
+  Longs src(2), dst(2);
+  Ints move_indptr(2);
+  auto p = KDTREE_INIT(kdtree_compaction_plan_params);
+  p.qo_indptr = indptr.data();
+  p.accept_path = path.data();
+  p.accept_count = count.data();
+  p.draft_slots = slots.data();
+  p.path_stride = 2;
+  p.batch = 1;
+  p.slot_dtype = KDTREE_DTYPE_I32;
+  p.capacity = 2;
+  p.src = src.data();
+  p.dst = dst.data();
+  p.move_indptr = move_indptr.data();
+  Workspace workspace(kdtree_compaction_plan_workspace_size, p);
+  EXPECT_EQ(kdtree_compaction_plan(&p, workspace.data(), workspace.bytes(), nullptr),
+            KDTREE_INVALID_ARGUMENT);
+  EXPECT_EQ(last_error(), "two rows have destination slot 5, expected distinct destinations");
+  const Ints pages = {5, 5};  // positions 0 and 1 on one page of one row
+  const Longs starts = {0};
+  slots = {5, 6, 7};
+  p.page_table = pages.data();
+  p.page_table_stride = 2;
+  p.page_size = 1;
+  p.start_positions = starts.data();
+  EXPECT_EQ(kdtree_compaction_plan(&p, workspace.data(), workspace.bytes(), nullptr),
+            KDTREE_INVALID_ARGUMENT);
+  EXPECT_EQ(last_error(), "two rows have destination slot 5, expected distinct destinations");
 }
 
 TEST(CapiCompaction, CompactsAllLayersOrNothing) {
@@ -176,10 +214,10 @@ TEST(CapiCompaction, CompactsAllLayersOrNothing) {
   const auto before = layers;
   dst[1] = 4;
   EXPECT_EQ(compact(), KDTREE_INVALID_ARGUMENT);
-  EXPECT_EQ(last_error(), "dst[1] is 4, expected a slot in 0 .. 3");
+  EXPECT_EQ(last_error(), "dst[1] is 4, expected a slot in [0, 4)");
   dst[1] = 1;
   EXPECT_EQ(compact(), KDTREE_INVALID_ARGUMENT);
-  EXPECT_EQ(last_error(), "dst holds slot 1 twice, expected distinct destinations");
+  EXPECT_EQ(last_error(), "two rows have destination slot 1, expected distinct destinations");
   dst[1] = 3;
   src[0] = -1;
   EXPECT_EQ(compact(), KDTREE_INVALID_ARGUMENT);
@@ -192,6 +230,10 @@ TEST(CapiCompaction, CompactsAllLayersOrNothing) {
             KDTREE_WORKSPACE_TOO_SMALL);
   p.row_stride_bytes = 3;
   EXPECT_EQ(compact(), KDTREE_INVALID_ARGUMENT);
+  p.row_stride_bytes = int64_t{1} << 62;
+  EXPECT_EQ(compact(), KDTREE_INVALID_ARGUMENT);
+  EXPECT_EQ(last_error(),
+            "slots is 4 with rows of 4611686018427387904 bytes, expected a pool below 2^63 bytes");
   EXPECT_EQ(layers, before);
   p.moves = 0;
   p.row_stride_bytes = 8;

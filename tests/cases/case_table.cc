@@ -103,6 +103,9 @@ std::vector<CaseSpec> make_table() {
     spec = small("large_scale", {{50, 9, TreeShape::random}});
     spec.scale = 3.0f;  // a nearly one-hot softmax
     add(spec);
+    spec = small("huge_scores", {{50, 9, TreeShape::random}, {0, 3, TreeShape::chain}});
+    spec.scale = 200.0f;  // exp of a score overflows without its maximum taken off
+    add(spec);
     spec = small("no_lse", {{11, 3, TreeShape::random}});
     spec.want_lse = false;
     add(spec);

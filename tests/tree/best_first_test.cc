@@ -224,9 +224,11 @@ TEST(BestFirst, BadCandidatesAreNamed) {
   EXPECT_EQ(build_best_first(fine.view(), 0, -1).error().message, "node_budget is -1, expected >= 0");
 }
 
-TEST(BestFirst, ALogProbARoundingAboveZeroIsAccepted) {
-  const Candidates c{1, 1, {4}, {1e-6f}};
-  EXPECT_EQ(build_best_first(c.view(), 0, 4)->size(), 2);
+TEST(BestFirst, ProbabilityOneIsTheMost) {
+  const Candidates certain{1, 1, {4}, {0.0f}};
+  EXPECT_EQ(build_best_first(certain.view(), 0, 4)->size(), 2);
+  expect_error({1, 1, {4}, {1e-6f}}, KDTREE_INVALID_ARGUMENT,
+               "log_probs[0][0] is 1e-06, expected at most 0 (a log-probability)");
 }
 
 RC_GTEST_PROP(BestFirst, SmallerBudgetsGivePrefixesOfTheSameTree, (uint32_t seed)) {

@@ -51,7 +51,8 @@ TEST(Compaction, AcceptedRowsReachTheirPositionsWithAnyPageSize) {
     }
     std::vector<int64_t> src(path.size());
     std::vector<int64_t> dst(path.size());
-    const auto moves = plan_commit(commit, src, dst);
+    std::vector<int64_t> destinations(path.size());
+    const auto moves = plan_commit(commit, src, dst, destinations);
     ASSERT_TRUE(moves) << moves.error().message;
     src.resize(static_cast<size_t>(*moves));
     dst.resize(static_cast<size_t>(*moves));
@@ -100,7 +101,9 @@ TEST(Compaction, MovesOntoThemselvesAreLeftOut) {
   commit.nodes = 4;
   std::vector<int64_t> src(1);
   std::vector<int64_t> dst(1);
-  EXPECT_EQ(*plan_commit(commit, src, dst), 1);
+  std::vector<int64_t> destinations(3);
+  EXPECT_EQ(*plan_commit(commit, src, dst, destinations), 1);
+  EXPECT_EQ(destinations, (std::vector<int64_t>{5, 6, 7}));
   EXPECT_EQ(src[0], 8);
   EXPECT_EQ(dst[0], 7);
 }
@@ -116,7 +119,8 @@ std::string plan_error(const std::vector<int32_t>& path, const std::vector<int32
   commit.start = 1;
   std::vector<int64_t> src(capacity);
   std::vector<int64_t> dst(capacity);
-  const auto moves = plan_commit(commit, src, dst);
+  std::vector<int64_t> destinations(path.size());
+  const auto moves = plan_commit(commit, src, dst, destinations);
   return moves ? "planned" : moves.error().message;
 }
 
@@ -135,12 +139,11 @@ TEST(Compaction, ErrorsNameTheEntry) {
 }
 
 TEST(Compaction, SharedDestinationsAreFound) {
-  alignas(64) std::byte memory[64];
-  Scratch good(memory, sizeof(memory));
-  EXPECT_TRUE(check_distinct_destinations(std::vector<int64_t>{3, 1, 2}, good));
-  Scratch bad(memory, sizeof(memory));
-  EXPECT_EQ(check_distinct_destinations(std::vector<int64_t>{3, 1, 3}, bad).error().message,
-            "dst holds slot 3 twice, expected distinct destinations");
+  std::vector<int64_t> good = {3, 1, 2};
+  EXPECT_TRUE(check_distinct(good));
+  std::vector<int64_t> bad = {3, 1, 3};
+  EXPECT_EQ(check_distinct(bad).error().message,
+            "two rows have destination slot 3, expected distinct destinations");
 }
 
 }  // namespace
