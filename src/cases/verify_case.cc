@@ -84,7 +84,8 @@ void set_index(Tensor& tensor, int64_t i, int64_t value) {
 
 class Generator {
  public:
-  explicit Generator(const CaseSpec& spec) : spec_(spec), random_(spec.seed) {
+  Generator(const CaseSpec& spec, const Progress& progress)
+      : spec_(spec), progress_(progress), random_(spec.seed) {
     width_ = int64_t{spec.latent_dim} + spec.rope_dim;
     row_stride_ = width_ + spec.stride_padding;
     result_.spec = spec;
@@ -93,7 +94,7 @@ class Generator {
   VerifyCase make() {
     fill_scalars();
     lay_out_batch();
-    make_kv();
+    if (!make_kv()) return std::move(result_);
     make_trees();
     make_query_and_outputs();
     return std::move(result_);
@@ -148,6 +149,7 @@ class Generator {
       set_index(problem().kv_indptr, r + 1, prefix);
       pages += pages_of(request);
     }
+    prefix_rows_ = prefix;
     pages_.resize(static_cast<size_t>(pages));
     for (size_t i = 0; i < pages_.size(); ++i)
       pages_[i] = static_cast<int64_t>(i);
@@ -163,8 +165,8 @@ class Generator {
     return ceil_div(request.prefix_length + (in_pool() ? request.nodes : 0), spec_.page_size);
   }
 
-  // Random rows where a request has a position, NaN everywhere else.
-  void make_kv() {
+  // Random rows where a request has a position, NaN everywhere else. False when stopped.
+  bool make_kv() {
     Tensor& kv = problem().kv;
     kv = Tensor(spec_.kv_dtype, {problem().scalars.kv_slots, row_stride_});
     fill(kv, kNaN);
@@ -185,6 +187,7 @@ class Generator {
       for (int64_t i = 0; i < request.prefix_length; ++i) {
         set_index(problem().kv_indices, prefix++, slot_of(i));
         write_row(kv, slot_of(i));
+        if (progress_ && !progress_(prefix, prefix_rows_)) return false;
       }
       for (int64_t i = 0; i < request.nodes; ++i, ++row) {
         if (in_pool()) set_index(problem().draft_slots, row, slot_of(request.prefix_length + i));
@@ -193,6 +196,7 @@ class Generator {
       }
       first_page += pages_of(request);
     }
+    return true;
   }
 
   void write_row(Tensor& tensor, int64_t row) {
@@ -278,12 +282,14 @@ class Generator {
   }
 
   const CaseSpec& spec_;
+  const Progress& progress_;
   Random random_;
   VerifyCase result_;
   std::vector<int64_t> pages_;
   int64_t width_ = 0;
   int64_t row_stride_ = 0;
   int64_t rows_ = 0;
+  int64_t prefix_rows_ = 0;
 };
 
 }  // namespace
@@ -299,9 +305,9 @@ const char* tree_shape_name(TreeShape shape) {
   return kShapeNames[static_cast<size_t>(shape)];
 }
 
-Result<VerifyCase> make_verify_case(const CaseSpec& spec) {
+Result<VerifyCase> make_verify_case(const CaseSpec& spec, const Progress& progress) {
   KDTREE_RETURN_IF_ERROR(check_spec(spec));
-  return Generator(spec).make();
+  return Generator(spec, progress).make();
 }
 
 }  // namespace kdtree

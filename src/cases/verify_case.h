@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/backend.h"
 #include "attention/owned_problem.h"
 #include "core/status.h"
 #include "tree/draft_tree.h"
@@ -53,6 +54,7 @@ struct VerifyCase {
 };
 
 // Deterministic in `spec` on every platform. Errors: KDTREE_INVALID_ARGUMENT for a spec that no problem fits.
-Result<VerifyCase> make_verify_case(const CaseSpec& spec);
+// `progress` sees the KV rows made; when it stops the work, the case is incomplete.
+Result<VerifyCase> make_verify_case(const CaseSpec& spec, const Progress& progress = {});
 
 }  // namespace kdtree

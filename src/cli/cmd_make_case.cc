@@ -9,6 +9,7 @@
 #include "cli/interrupt.h"
 #include "cli/memory.h"
 #include "cli/output.h"
+#include "cli/progress.h"
 #include "cli/verify_run.h"
 #include "io/bundle.h"
 
@@ -74,8 +75,12 @@ Status add_output(Bundle& bundle) {
 Result<int> run(const MakeCaseOptions& options) {
   const auto spec = case_spec(options.spec);
   KDTREE_RETURN_IF_ERROR(spec);
-  auto made = make_verify_case(*spec);
+  auto made = [&] {
+    ProgressLine progress("KV rows");
+    return make_verify_case(*spec, [&](int64_t done, int64_t total) { return progress.update(done, total); });
+  }();
   KDTREE_RETURN_IF_ERROR(made);
+  if (interrupted()) return kExitInterrupted;
   Bundle bundle;
   add_tokens(*made, bundle);
   bundle.problem = std::move(made->problem);

@@ -5,6 +5,7 @@
 
 #include "cli/command.h"
 #include "cli/exit_codes.h"
+#include "cli/interrupt.h"
 #include "cli/logits.h"
 #include "cli/memory.h"
 #include "cli/options.h"
@@ -80,6 +81,7 @@ Status add_acceptance(const TreeOptions& options, const Tensor& logits, TreeRepo
 Result<int> run(const TreeOptions& options) {
   const auto logits = load_logits(options);
   KDTREE_RETURN_IF_ERROR(logits);
+  if (interrupted()) return kExitInterrupted;
   TreeReport report;
   report.source = options.random ? fmt::format("random, seed {}", options.seed) : options.logits;
   report.positions = logits->shape[0];
@@ -100,6 +102,7 @@ Result<int> run(const TreeOptions& options) {
   if (!tree) return with_context(tree.error(), report.source + ": ");
   report.tree = *std::move(tree);
   KDTREE_RETURN_IF_ERROR(add_acceptance(options, *logits, report));
+  if (interrupted()) return kExitInterrupted;
 
   if (!options.svg.empty()) {
     const std::string svg = tree_svg(report);

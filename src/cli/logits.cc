@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "cases/random.h"
+#include "cli/progress.h"
 #include "io/npy.h"
 #include "io/safetensors.h"
 
@@ -93,7 +94,9 @@ Tensor random_logits(uint64_t seed, int64_t positions, int64_t vocab) {
   Tensor logits(DType::f32, {positions, vocab});
   const auto values = logits.as<float>();
   std::vector<int64_t> token_of_rank(static_cast<size_t>(vocab));
+  ProgressLine progress("positions");
   for (int64_t position = 0; position < positions; ++position) {
+    if (!progress.update(position, positions)) break;
     std::iota(token_of_rank.begin(), token_of_rank.end(), 0);
     random.shuffle(std::span(token_of_rank));
     // Exponents around 2.6 put about 0.75 on the best token, around 1.7 about 0.5: what block drafters
@@ -138,9 +141,12 @@ std::vector<int32_t> simulate_targets(const Tensor& logits, const DraftTree& tre
                                       uint64_t seed) {
   Random random(seed);
   const int64_t last = logits.shape[0] - 1;
-  std::vector<int32_t> targets;
-  for (const int32_t depth : tree.depth) {
-    targets.push_back(static_cast<int32_t>(draw(logits, std::min<int64_t>(depth, last), simulation, random)));
+  std::vector<int32_t> targets(tree.depth.size());
+  ProgressLine progress("target tokens");
+  for (size_t node = 0; node < targets.size(); ++node) {
+    if (!progress.update(static_cast<int64_t>(node), tree.size())) break;
+    const int64_t position = std::min<int64_t>(tree.depth[node], last);
+    targets[node] = static_cast<int32_t>(draw(logits, position, simulation, random));
   }
   return targets;
 }

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cli/memory.h"
+#include "cli/progress.h"
 #include "core/scratch.h"
 #include "tree/accept.h"
 #include "tree/best_first.h"
@@ -64,8 +66,10 @@ Result<DraftTree> build_tree(const Tensor& logits, int32_t top_k, int32_t root_t
   const auto workspace = Workspace::allocate(static_cast<size_t>(sizes.used()));
   KDTREE_RETURN_IF_ERROR(workspace);
   std::vector<int32_t> tokens(static_cast<size_t>(positions) * k);
-  std::vector<float> log_probs(tokens.size());
-  for (int64_t position = 0; position < positions; ++position) {
+  // Where the work is stopped early: no candidates.
+  std::vector<float> log_probs(tokens.size(), -std::numeric_limits<float>::infinity());
+  ProgressLine progress("top-k");
+  for (int64_t position = 0; position < positions && progress.update(position, positions); ++position) {
     Scratch scratch(workspace->data(), workspace->size());
     const size_t first = static_cast<size_t>(position) * k;
     const Status status =
