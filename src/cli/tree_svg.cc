@@ -1,6 +1,7 @@
 #include "cli/tree_svg.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include <fmt/ranges.h>
 
@@ -96,7 +97,7 @@ double edge_width(double probability, bool accepted) {
 // Faint to strong blue.
 std::string node_colour(double probability) {
   const auto mix = [&](double faint, double strong) {
-    return static_cast<int>(faint + (strong - faint) * probability + 0.5);
+    return static_cast<int>(std::lround(faint + (strong - faint) * probability));
   };
   return fmt::format("#{:02x}{:02x}{:02x}", mix(0xf4, 0xa9), mix(0xf7, 0xcd), mix(0xfb, 0xf5));
 }
