@@ -121,7 +121,7 @@ void tree_compile(Input& input) {
   p.start_positions = input.small_array<int64_t>(p.batch, 0, 9);
   p.depths = input.array<int32_t>(rows);
   p.positions = input.array<int64_t>(rows);
-  p.ancestor_bits = input.array<uint64_t>(saturating_mul(rows, std::max<int64_t>(p.bits_stride, 0)));
+  p.ancestor_bits = input.array<uint64_t>(saturating_mul(rows, std::max<int64_t>(p.bits_stride, 1)));
   p.retrieve_index = input.array<int64_t>(rows);
   p.retrieve_next_token = input.array<int64_t>(rows);
   p.retrieve_next_sibling = input.array<int64_t>(rows);

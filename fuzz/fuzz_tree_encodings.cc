@@ -44,7 +44,9 @@ void check_round_trips(const Batch& batch, Input& input) {
   compile.start_positions = input.array<int64_t>(batch.requests);
   compile.depths = input.array<int32_t>(batch.rows);
   compile.positions = input.array<int64_t>(batch.rows);
-  compile.ancestor_bits = input.array<uint64_t>(batch.rows * batch.words);
+  // A stride of 0 means as many words as the largest tree needs.
+  const int64_t words = batch.words != 0 ? batch.words : (batch.rows + 63) / 64;
+  compile.ancestor_bits = input.array<uint64_t>(batch.rows * words);
   compile.retrieve_index = input.array<int64_t>(batch.rows);
   compile.retrieve_next_token = input.array<int64_t>(batch.rows);
   compile.retrieve_next_sibling = input.array<int64_t>(batch.rows);
