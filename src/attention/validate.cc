@@ -132,16 +132,6 @@ Status check_tree_fields(const VerifyProblem& p) {
   }
 }
 
-Status check_slots(const char* field, const IndexArray& slots, int64_t count, int64_t pool) {
-  for (int64_t i = 0; i < count; ++i) {
-    if (slots[i] < 0 || slots[i] >= pool) {
-      return fail(KDTREE_INVALID_ARGUMENT, "{}[{}] is {}, expected a slot in [0, {})", field, i, slots[i],
-                  pool);
-    }
-  }
-  return {};
-}
-
 // The layout has room for this request's rows. How many bytes `mask` has is the caller's to know.
 Status check_mask_layout(const VerifyProblem& p, int32_t request) {
   const RequestView view = request_view(p, request);

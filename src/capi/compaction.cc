@@ -91,16 +91,6 @@ Status check_compact(const kdtree_kv_compact_params& p) {
   return {};
 }
 
-Status check_slots(const char* field, const int64_t* slots, int64_t moves, int64_t pool) {
-  KDTREE_RETURN_IF_ERROR(expect_pointer(field, slots));
-  for (int64_t i = 0; i < moves; ++i) {
-    if (slots[i] >= 0 && slots[i] < pool) continue;
-    return fail(KDTREE_INVALID_ARGUMENT, "{}[{}] is {}, expected a slot in [0, {})", field, i, slots[i],
-                pool);
-  }
-  return {};
-}
-
 // Everything is checked before the first byte moves.
 Status compact(const kdtree_kv_compact_params& p, Scratch& scratch) {
   const auto staging = scratch.take<std::byte>(saturating_mul(p.moves, p.row_bytes));
@@ -178,8 +168,10 @@ int32_t kdtree_kv_compact(const kdtree_kv_compact_params* params, void* workspac
   return capi::call(params, [&](const kdtree_kv_compact_params& p) -> Status {
     KDTREE_RETURN_IF_ERROR(check_compact(p));
     if (p.moves == 0 || p.num_layers == 0) return {};
-    KDTREE_RETURN_IF_ERROR(check_slots("src", p.src, p.moves, p.slots));
-    KDTREE_RETURN_IF_ERROR(check_slots("dst", p.dst, p.moves, p.slots));
+    KDTREE_RETURN_IF_ERROR(expect_pointer("src", p.src));
+    KDTREE_RETURN_IF_ERROR(check_slots("src", {p.src, DType::i64}, p.moves, p.slots));
+    KDTREE_RETURN_IF_ERROR(expect_pointer("dst", p.dst));
+    KDTREE_RETURN_IF_ERROR(check_slots("dst", {p.dst, DType::i64}, p.moves, p.slots));
     Scratch scratch(workspace, bytes);
     return compact(p, scratch);
   });

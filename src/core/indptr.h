@@ -1,4 +1,4 @@
-// Checks of the arrays that cut ragged batches.
+// Checks of index arrays: the ones that cut ragged batches, and slots of a pool.
 #pragma once
 
 #include "core/dtype.h"
@@ -15,6 +15,16 @@ inline Status check_indptr(const char* field, const IndexArray& indptr, int64_t 
       return fail(KDTREE_INVALID_ARGUMENT, "{}[{}] is {} after {}, expected 0 .. {} more", field, r + 1,
                   indptr[r + 1], indptr[r], most_step);
     }
+  }
+  return {};
+}
+
+// 0 <= slots[i] < pool for the first `count` slots.
+inline Status check_slots(const char* field, const IndexArray& slots, int64_t count, int64_t pool) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (slots[i] >= 0 && slots[i] < pool) continue;
+    return fail(KDTREE_INVALID_ARGUMENT, "{}[{}] is {}, expected a slot in [0, {})", field, i, slots[i],
+                pool);
   }
   return {};
 }
