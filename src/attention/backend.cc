@@ -54,7 +54,7 @@ Result<int32_t> prepare(const VerifyProblem& problem) {
 std::span<const Backend> backends() {
   static const std::array<Backend, 6> table = {{
       {KDTREE_BACKEND_ORACLE, "oracle", true, "fp64, one host thread"},
-      {KDTREE_BACKEND_CPU, "cpu", true, "fp32, one host thread"},
+      {KDTREE_BACKEND_CPU, "cpu", true, "SIMD, all host threads"},
       {KDTREE_BACKEND_CUDA_NAIVE, "cuda-naive", false, kNoCuda},
       {KDTREE_BACKEND_CUDA_FLASH, "cuda-flash", false, kNoCuda},
       {KDTREE_BACKEND_CUDA_FLASH_PAGED, "cuda-flash-paged", false, kNoCuda},

@@ -41,9 +41,14 @@ class VisibleKeys {
 
   int64_t count() const { return prefix_ + depth_; }
 
+  // The KV row at `position` of the prefix, whatever row is selected.
+  const std::byte* prefix_row(int64_t position) const {
+    return pool_ + slots_[view_.prefix_begin + position] * pool_row_bytes_;
+  }
+
   // The KV row at `position` of the sequence, 0 <= position < count().
   const std::byte* row(int64_t position) const {
-    if (position < prefix_) return pool_ + slots_[view_.prefix_begin + position] * pool_row_bytes_;
+    if (position < prefix_) return prefix_row(position);
     const int64_t t = view_.row_begin + path_[static_cast<size_t>(position - prefix_)];
     return in_pool_ ? pool_ + draft_slots_[t] * pool_row_bytes_ : draft_ + t * draft_row_bytes_;
   }
@@ -62,6 +67,12 @@ class VisibleKeys {
   int64_t depth_ = 0;
 };
 
+// Words that read_parents needs for the largest tree: only the bool mask is packed first.
+inline int64_t mask_words(const VerifyProblem& problem) {
+  if (problem.tree_encoding != KDTREE_TREE_BOOL_MASK) return 0;
+  return saturating_mul(max_nodes(problem), ceil_div(max_nodes(problem), 64));
+}
+
 // What reading the trees takes from a workspace.
 struct TreeBuffers {
   std::span<int32_t> parents;
@@ -70,9 +81,7 @@ struct TreeBuffers {
 
   TreeBuffers(const VerifyProblem& problem, Scratch& scratch)
       : parents(scratch.take<int32_t>(max_nodes(problem))), path(scratch.take<int32_t>(max_nodes(problem))) {
-    const int64_t words = ceil_div(max_nodes(problem), 64);
-    const bool packs = problem.tree_encoding == KDTREE_TREE_BOOL_MASK;
-    bits = scratch.take<uint64_t>(packs ? saturating_mul(max_nodes(problem), words) : 0);
+    bits = scratch.take<uint64_t>(mask_words(problem));
   }
 };
 

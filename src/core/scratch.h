@@ -2,6 +2,7 @@
 // bytes it needs, so the size query and the run cannot disagree.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -46,6 +47,8 @@ class Scratch {
   }
 
   int64_t used() const { return used_; }
+  // Bytes left in the workspace, for who can do with less.
+  int64_t room() const { return std::max<int64_t>(0, static_cast<int64_t>(bytes_) - used_); }
 
   // The answer of a size query: bytes a workspace must have.
   Result<size_t> measured() const {

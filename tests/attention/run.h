@@ -15,15 +15,19 @@
 namespace kdtree::testing {
 
 // Workspace as the library asks for it, poisoned, so that reading it before writing shows.
-inline Status run_case(OwnedProblem& problem, int32_t backend) {
-  VerifyProblem p = problem.params();
-  p.backend = backend;
+inline Status run_problem(const VerifyProblem& p) {
   const auto bytes = verify_workspace_size(p);
   if (!bytes) return tl::unexpected<Error>(bytes.error());
   std::vector<std::byte> memory(*bytes + Scratch::kAlignment, std::byte{0xff});
   auto base = reinterpret_cast<uintptr_t>(memory.data());
   base = (base + Scratch::kAlignment - 1) / Scratch::kAlignment * Scratch::kAlignment;
   return run_verify(p, reinterpret_cast<void*>(base), *bytes, nullptr);
+}
+
+inline Status run_case(OwnedProblem& problem, int32_t backend) {
+  VerifyProblem p = problem.params();
+  p.backend = backend;
+  return run_problem(p);
 }
 
 // Replaces the outputs by fp64 ones full of NaN.

@@ -48,6 +48,20 @@ VerifyCase chain_case(int32_t encoding, uint64_t seed = 2) {
   return std::move(*made);
 }
 
+TEST(TreeEncoding, AChainNeedsNoArrays) {
+  VerifyProblem p = kdtree_init<VerifyProblem>();
+  const std::vector<int32_t> rows = {0, 3};
+  const std::vector<int32_t> prefix = {0, 0};
+  p.batch = 1;
+  p.qo_indptr = rows.data();
+  p.kv_indptr = prefix.data();
+  p.indptr_dtype = KDTREE_DTYPE_I32;
+  p.tree_encoding = KDTREE_TREE_CHAIN;
+  std::vector<int32_t> parents(3, 77);
+  ASSERT_TRUE(read_parents(p, 0, parents, {}));
+  EXPECT_EQ(parents, (std::vector<int32_t>{-1, 0, 1}));
+}
+
 TEST(TreeEncoding, MasksWithAStrideAndAColumnOfTheirOwn) {
   VerifyCase c = chain_case(KDTREE_TREE_BOOL_MASK);
   // Rows of 7 bytes, node 0 at column 1, everything else 1: must not be read.

@@ -235,6 +235,9 @@ TEST(Validate, MaskLayouts) {
   s.mask_skip_prefix = 0;
   EXPECT_EQ(message(c),
             "mask_column_offset is 0, expected at least the prefix length 6 unless mask_skip_prefix is 1");
+  s.mask_row_stride = 10;
+  s.mask_column_offset = 6;
+  EXPECT_EQ(message(c), "accepted");
   s.mask_skip_prefix = 2;
   EXPECT_EQ(message(c), "mask_skip_prefix is 2, expected 0 .. 1");
   s.mask_skip_prefix = 1;

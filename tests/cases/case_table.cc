@@ -36,13 +36,15 @@ std::vector<CaseSpec> make_table() {
   add(small("no_rows", {{12, 0, TreeShape::chain}, {5, 3, TreeShape::random}, {0, 0, TreeShape::chain}}));
   add(small("no_requests", {}));
 
-  // Node counts and prefix lengths on, just under and just over every tile edge in use: 16, 32, 64, 128.
+  // Node counts and prefix lengths on, just under and just over every tile edge in use: 16, 32, 64, 128, 512.
   for (const int64_t nodes : {8, 9, 15, 16, 17, 63, 64, 65, 127, 128, 129}) {
     add(small("nodes_" + std::to_string(nodes), {{20, nodes, TreeShape::random}}));
   }
-  for (const int64_t prefix : {1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257}) {
+  for (const int64_t prefix : {1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1025}) {
     add(small("prefix_" + std::to_string(prefix), {{prefix, 5, TreeShape::random}}));
   }
+
+  add(small("path_over_many_edges", {{500, 150, TreeShape::chain}, {121, 40, TreeShape::comb}}));
 
   // Ragged batches with padding rows and dummy requests.
   const std::vector<RequestSpec> ragged = {{17, 5, TreeShape::random},  {0, 3, TreeShape::star},
@@ -175,6 +177,9 @@ CaseSpec random_spec(uint64_t seed) {
       request.padding_rows = random.below(4) == 0 ? random.below(request.nodes + 1) : 0;
     }
     spec.requests.push_back(request);
+  }
+  for (RequestSpec& request : spec.requests) {
+    if (random.below(5) == 0) request.prefix_length += 100 * random.below(6);
   }
   return spec;
 }

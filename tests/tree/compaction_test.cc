@@ -108,6 +108,22 @@ TEST(Compaction, MovesOntoThemselvesAreLeftOut) {
   EXPECT_EQ(dst[0], 7);
 }
 
+TEST(Compaction, ThePageTableStartsAtPositionZero) {
+  const std::vector<int64_t> slots = {5};
+  const std::vector<int32_t> path = {0};
+  const std::vector<int32_t> pages = {9, 4};
+  CommitView commit;
+  commit.path = path;
+  commit.draft_slots = {slots.data(), DType::i64};
+  commit.nodes = 1;
+  commit.page_table = pages;
+  std::vector<int64_t> src(1);
+  std::vector<int64_t> dst(1);
+  std::vector<int64_t> destinations(1);
+  EXPECT_EQ(*plan_commit(commit, src, dst, destinations), 1);
+  EXPECT_EQ(dst[0], 9);
+}
+
 std::string plan_error(const std::vector<int32_t>& path, const std::vector<int32_t>& slots,
                        const std::vector<int32_t>& pages = {}, size_t capacity = 8) {
   CommitView commit;

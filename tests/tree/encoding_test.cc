@@ -196,6 +196,8 @@ TEST(Retrieve, ErrorsNameTheLink) {
             "retrieve_next_sibling[0] is 1, expected -1 (the root has no sibling)");
   EXPECT_EQ(error({1, 0, -1}, {-1, 2, -1}),
             "retrieve_next_token[1] is 0, expected -1 or a node after 1 and below 3");
+  EXPECT_EQ(error({1, 1, -1}, {-1, 2, -1}),
+            "retrieve_next_token[1] is 1, expected -1 or a node after 1 and below 3");
   EXPECT_EQ(error({3, -1, -1}, {-1, 2, -1}),
             "retrieve_next_token[0] is 3, expected -1 or a node after 0 and below 3");
   EXPECT_EQ(error({1, -1, -1}, {-1, 1, -1}),

@@ -1,164 +1,145 @@
 #include "attention/cpu/verify_attn_cpu.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
+#include <atomic>
+#include <mutex>
 
-#include "attention/host_rows.h"
+#include <tbb/blocked_range.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include "attention/cpu/tile.h"
 
 namespace kdtree {
 namespace {
 
-// Lanes of a dot product; every supported row width is a multiple.
-constexpr int64_t kLanes = 16;
-// Positions whose terms are summed apart before they join the total: the error of a sum over L keys then
-// grows with kBlock + L / kBlock instead of L.
-constexpr int64_t kBlock = 64;
-
-struct Buffers {
-  TreeBuffers tree;
-  std::span<float> query;    // [H, D]
-  std::span<float> key;      // [D]
-  std::span<float> weights;  // [H, keys] scores, then softmax numerators
-  std::span<float> block;    // [H, latent] sum over a block of positions
-  std::span<float> total;    // [H, latent]
-  int64_t keys;
-
-  Buffers(const VerifyProblem& p, Scratch& scratch)
-      : tree(p, scratch),
-        query(scratch.take<float>(p.heads * row_width(p))),
-        key(scratch.take<float>(row_width(p))),
-        weights(scratch.take<float>(saturating_mul(p.heads, max_keys(p)))),
-        block(scratch.take<float>(int64_t{p.heads} * p.latent_dim)),
-        total(scratch.take<float>(int64_t{p.heads} * p.latent_dim)),
-        keys(max_keys(p)) {}
+// One request's share of the work: units (segment, tile), tiles side by side, so that threads read the same KV
+// at about the same time.
+struct RequestWork {
+  int64_t first_unit;
+  int64_t first_tile;
+  int64_t tiles;
+  int64_t positions;  // more than its deepest row has
 };
 
-void load_floats(const void* from, DType dtype, int64_t offset, std::span<float> to) {
-  const auto count = static_cast<int64_t>(to.size());
-  if (dtype == DType::bf16) {
-    const auto* bits = static_cast<const uint16_t*>(from) + offset;
-    for (int64_t c = 0; c < count; ++c)
-      to[static_cast<size_t>(c)] = bf16_to_float(bits[c]);
-  } else if (dtype == DType::f32) {
-    std::copy_n(static_cast<const float*>(from) + offset, count, to.begin());
-  } else {
-    for (int64_t c = 0; c < count; ++c) {
-      to[static_cast<size_t>(c)] = static_cast<float>(load_element(from, dtype, offset + c));
-    }
-  }
+int64_t count_tiles(const VerifyProblem& p) {
+  int64_t tiles = 0;
+  for (int32_t r = 0; r < p.batch; ++r)
+    tiles += ceil_div(request_view(p, r).nodes, nodes_per_tile(p));
+  return tiles;
 }
 
-float dot(std::span<const float> a, std::span<const float> b) {
-  float lanes[kLanes] = {};
-  for (size_t c = 0; c < a.size(); c += kLanes) {
-    for (size_t lane = 0; lane < kLanes; ++lane)
-      lanes[lane] += a[c + lane] * b[c + lane];
-  }
-  for (size_t half = kLanes / 2; half > 0; half /= 2) {
-    for (size_t lane = 0; lane < half; ++lane)
-      lanes[lane] += lanes[lane + half];
-  }
-  return lanes[0];
-}
+// What all threads share.
+struct SharedBuffers {
+  std::span<int32_t> parents;   // [T]
+  std::span<uint64_t> bits;     // see read_parents
+  std::span<RequestWork> work;  // [batch + 1]
+  std::span<int32_t> merged;    // [tiles] segments merged into the tile's total
+  Partial total;                // [T * H]
 
-class Kernel {
+  SharedBuffers(const VerifyProblem& p, Scratch& scratch)
+      : parents(scratch.take<int32_t>(total_rows(p))),
+        bits(scratch.take<uint64_t>(mask_words(p))),
+        work(scratch.take<RequestWork>(int64_t{p.batch} + 1)),
+        merged(scratch.take<int32_t>(count_tiles(p))),
+        total(total_rows(p) * p.heads, p.latent_dim, scratch) {}
+};
+
+class Run {
  public:
-  Kernel(const VerifyProblem& p, const Buffers& b)
-      : p_(p), b_(b), width_(static_cast<size_t>(row_width(p))), latent_(static_cast<size_t>(p.latent_dim)) {}
+  Run(const VerifyProblem& p, const CpuTarget& target, const SharedBuffers& shared, const Progress& progress)
+      : p_(p), target_(target), shared_(shared), progress_(progress) {}
 
-  void row(int64_t t, const VisibleKeys& keys) const {
-    const int64_t count = keys.count();
-    score_keys(t, keys);
-    for (int64_t h = 0; h < p_.heads; ++h)
-      softmax(t, h, count);
-    std::fill(b_.total.begin(), b_.total.end(), 0.0f);
-    for (int64_t begin = 0; begin < count; begin += kBlock) {
-      add_values(keys, begin, std::min(begin + kBlock, count));
+  // Reads the trees and counts the work.
+  Status plan() {
+    RequestWork next{};
+    for (int32_t r = 0; r < p_.batch; ++r) {
+      const RequestView view = request_view(p_, r);
+      const auto parents = parents_of(view);
+      if (auto read = read_parents(p_, r, parents, shared_.bits); !read) {
+        return with_context(std::move(read).error(), fmt::format("request {}: ", r));
+      }
+      next.tiles = ceil_div(view.nodes, nodes_per_tile(p_));
+      next.positions = view.prefix_length + view.nodes;
+      shared_.work[static_cast<size_t>(r)] = next;
+      next.first_unit += next.tiles * ceil_div(next.positions, kSegment);
+      next.first_tile += next.tiles;
     }
-    store_output(t);
+    shared_.work[static_cast<size_t>(p_.batch)] = next;
+    std::fill(shared_.merged.begin(), shared_.merged.end(), 0);
+    std::fill_n(shared_.total.max, total_rows(p_) * p_.heads, Partial::kNothing);
+    std::fill_n(shared_.total.sum, total_rows(p_) * p_.heads, 0.0f);
+    return {};
+  }
+
+  int64_t units() const { return shared_.work.back().first_unit; }
+
+  // Takes units until none is left. Any number of threads, each with its own buffers.
+  void work(const TileBuffers& buffers) {
+    for (int64_t u = next_unit_++; u < units() && !stopped_; u = next_unit_++) {
+      run_unit(u, buffers);
+      if (progress_) report();
+    }
   }
 
  private:
-  std::span<float> head_weights(int64_t head) const {
-    return b_.weights.subspan(static_cast<size_t>(head * b_.keys), static_cast<size_t>(b_.keys));
+  std::span<int32_t> parents_of(const RequestView& view) const {
+    return shared_.parents.subspan(static_cast<size_t>(view.row_begin), static_cast<size_t>(view.nodes));
   }
 
-  void load_key(const std::byte* row) const {
-    load_floats(row, static_cast<DType>(p_.kv_dtype), 0, b_.key);
-    if (const float scale = kv_scale(p_); scale != 1.0f) {
-      for (float& x : b_.key)
-        x *= scale;
+  void run_unit(int64_t unit, const TileBuffers& buffers) {
+    const auto after = std::upper_bound(shared_.work.begin(), shared_.work.end(), unit,
+                                        [](int64_t u, const RequestWork& w) { return u < w.first_unit; });
+    const RequestWork& work = *std::prev(after);
+    const RequestView view = request_view(p_, std::prev(after) - shared_.work.begin());
+    const int64_t segment = (unit - work.first_unit) / work.tiles;
+    const int64_t index = (unit - work.first_unit) % work.tiles;
+    const int64_t node_begin = index * nodes_per_tile(p_);
+    const RowTile tile{view, parents_of(view), node_begin,
+                       std::min(node_begin + nodes_per_tile(p_), view.nodes)};
+    const int64_t begin = segment * kSegment;
+    const int64_t end = std::min(begin + kSegment, work.positions);
+    target_.attend(p_, tile, begin, end, buffers);
+
+    // Segments join in their order. The one before was taken earlier, so some thread is at it or done.
+    std::atomic_ref<int32_t> merged(shared_.merged[static_cast<size_t>(work.first_tile + index)]);
+    for (int32_t seen = merged.load(); seen != segment; seen = merged.load())
+      merged.wait(seen);
+    const Partial total =
+        shared_.total.from_row((view.row_begin + node_begin) * p_.heads, p_.latent_dim);
+    target_.merge((tile.node_end - node_begin) * p_.heads, p_.latent_dim, total, buffers.partial);
+    if (end == work.positions) {
+      target_.store(p_, tile, total);
+    } else {
+      merged.store(static_cast<int32_t>(segment + 1));
+      merged.notify_all();
     }
   }
 
-  void score_keys(int64_t t, const VisibleKeys& keys) const {
-    for (int64_t h = 0; h < p_.heads; ++h) {
-      load_floats(p_.q, static_cast<DType>(p_.q_dtype), t * q_token_stride(p_) + h * q_head_stride(p_),
-                  b_.query.subspan(static_cast<size_t>(h) * width_, width_));
-    }
-    for (int64_t n = 0; n < keys.count(); ++n) {
-      load_key(keys.row(n));
-      for (int64_t h = 0; h < p_.heads; ++h) {
-        const float s = p_.scale * dot(b_.query.subspan(static_cast<size_t>(h) * width_, width_), b_.key);
-        head_weights(h)[static_cast<size_t>(n)] =
-            p_.logit_cap > 0.0f ? p_.logit_cap * std::tanh(s / p_.logit_cap) : s;
-      }
-    }
-  }
-
-  // Scores to normalised weights; writes the row's LSE.
-  void softmax(int64_t t, int64_t head, int64_t count) const {
-    const auto weights = head_weights(head).first(static_cast<size_t>(count));
-    float most = -std::numeric_limits<float>::infinity();
-    for (const float w : weights)
-      most = std::max(most, w);
-    float sum = 0.0f;
-    for (size_t begin = 0; begin < weights.size(); begin += kBlock) {
-      float block = 0.0f;
-      for (float& w : weights.subspan(begin, std::min<size_t>(kBlock, weights.size() - begin))) {
-        w = std::exp(w - most);
-        block += w;
-      }
-      sum += block;
-    }
-    for (float& w : weights)
-      w /= sum;
-    if (p_.lse == nullptr) return;
-    store_element(p_.lse, lse_dtype(p_), t * lse_token_stride(p_) + head * lse_head_stride(p_),
-                  count > 0 ? most + std::log(sum) : -std::numeric_limits<float>::infinity());
-  }
-
-  void add_values(const VisibleKeys& keys, int64_t begin, int64_t end) const {
-    std::fill(b_.block.begin(), b_.block.end(), 0.0f);
-    for (int64_t n = begin; n < end; ++n) {
-      load_key(keys.row(n));
-      for (int64_t h = 0; h < p_.heads; ++h) {
-        const float weight = head_weights(h)[static_cast<size_t>(n)];
-        float* out = &b_.block[static_cast<size_t>(h) * latent_];
-        for (size_t c = 0; c < latent_; ++c)
-          out[c] += weight * b_.key[c];
-      }
-    }
-    for (size_t i = 0; i < b_.total.size(); ++i)
-      b_.total[i] += b_.block[i];
-  }
-
-  void store_output(int64_t t) const {
-    for (int64_t h = 0; h < p_.heads; ++h) {
-      const int64_t to = t * out_token_stride(p_) + h * out_head_stride(p_);
-      for (size_t c = 0; c < latent_; ++c) {
-        store_element(p_.out, static_cast<DType>(p_.out_dtype), to + static_cast<int64_t>(c),
-                      double{b_.total[static_cast<size_t>(h) * latent_ + c]});
-      }
-    }
+  void report() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!stopped_ && !progress_(++done_, units())) stopped_ = true;
   }
 
   const VerifyProblem& p_;
-  const Buffers& b_;
-  size_t width_;
-  size_t latent_;
+  const CpuTarget& target_;
+  const SharedBuffers& shared_;
+  const Progress& progress_;
+  std::atomic<int64_t> next_unit_ = 0;
+  std::atomic<bool> stopped_ = false;
+  std::mutex mutex_;
+  int64_t done_ = 0;
 };
+
+int64_t thread_limit() {
+  return tbb::this_task_arena::max_concurrency();
+}
+
+int64_t thread_bytes(const VerifyProblem& p) {
+  Scratch scratch;
+  (void)TileBuffers(p, scratch);
+  return scratch.used();
+}
 
 }  // namespace
 
@@ -179,15 +160,31 @@ Status cpu_supports(const VerifyProblem& p) {
 }
 
 void cpu_scratch(const VerifyProblem& problem, Scratch& scratch) {
-  (void)Buffers(problem, scratch);
+  (void)SharedBuffers(problem, scratch);
+  (void)scratch.take<std::byte>(saturating_mul(thread_limit(), thread_bytes(problem)));
 }
 
 Status run_cpu(const VerifyProblem& problem, Scratch& scratch, const Progress& progress) {
-  const Buffers buffers(problem, scratch);
+  const auto target = choose_cpu_target();
+  if (!target) return tl::unexpected<Error>(target.error());
+  const SharedBuffers shared(problem, scratch);
+  const int64_t bytes = thread_bytes(problem);
+  const int64_t threads = std::clamp<int64_t>(scratch.room() / bytes, 1, thread_limit());
+  const std::span<std::byte> memory = scratch.take<std::byte>(threads * bytes);
   KDTREE_RETURN_IF_ERROR(scratch.check());
-  const Kernel kernel(problem, buffers);
-  return for_each_row(problem, buffers.tree, progress,
-                      [&](int64_t t, const VisibleKeys& keys) { kernel.row(t, keys); });
+
+  Run run(problem, **target, shared, progress);
+  KDTREE_RETURN_IF_ERROR(run.plan());
+  const auto work = [&](int64_t thread) {
+    Scratch own(&memory[static_cast<size_t>(thread * bytes)], static_cast<size_t>(bytes));
+    run.work(TileBuffers(problem, own));
+  };
+  if (const int64_t used = std::min(threads, run.units()); used > 1) {
+    tbb::parallel_for(int64_t{0}, used, work, tbb::static_partitioner());
+  } else if (used == 1) {
+    work(0);
+  }
+  return {};
 }
 
 }  // namespace kdtree

@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""What bench/verify_attn.cc is compared with: the same attention in torch, two ways, and the best matrix products.
+
+    bench/verify_attn_torch.py THREADS [--quick]
+
+Prints one JSON object a line: medians in µs of `sdpa` (gathered KV, dense mask, scaled_dot_product_attention),
+`matmul` (gathered KV, two matrix products around a softmax, bf16) and `matmul-f32` (the same in fp32 on KV that
+was converted outside of the timing), and the rates of `gemm` in GFLOP/s.
+"""
+
+import json
+import statistics
+import sys
+import time
+
+import torch
+
+HEADS, LATENT, ROPE = 8, 512, 64
+WIDTH = LATENT + ROPE
+SCALE = 192**-0.5
+
+
+def median_us(function):
+    """At least three runs, more while they fit into a second. A run of many seconds counts alone."""
+    start = time.perf_counter()
+    function()
+    if time.perf_counter() - start > 10:
+        return (time.perf_counter() - start) * 1e6
+    times = []
+    while len(times) < 3 or (sum(times) < 1 and len(times) < 51):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) * 1e6
+
+
+def attention(batch, prefix, nodes):
+    keys = prefix + nodes
+    pool = torch.randn(batch * keys, WIDTH).to(torch.bfloat16)
+    slots = torch.randperm(batch * keys).view(batch, keys)
+    query = torch.randn(batch, nodes, HEADS, WIDTH).to(torch.bfloat16)
+    # A chain: any tree costs a dense mask the same.
+    mask = torch.ones(nodes, keys, dtype=torch.bool).tril(prefix)
+    rows = mask.repeat_interleave(HEADS, 0)
+
+    def sdpa():
+        kv = pool[slots].unsqueeze(1).expand(-1, HEADS, -1, -1)
+        return torch.nn.functional.scaled_dot_product_attention(
+            query.transpose(1, 2), kv, kv[..., :LATENT], attn_mask=mask, scale=SCALE)
+
+    def matmul(source):
+        kv = source[slots]
+        q = query.to(kv.dtype).view(batch, nodes * HEADS, WIDTH)
+        scores = (q @ kv.transpose(1, 2)).float() * SCALE
+        scores.masked_fill_(~rows, float("-inf"))
+        return scores.softmax(-1).to(kv.dtype) @ kv[..., :LATENT]
+
+    wide = pool.float()
+    return {"sdpa": median_us(sdpa), "matmul": median_us(lambda: matmul(pool)),
+            "matmul-f32": median_us(lambda: matmul(wide))}
+
+
+def gemm(dtype):
+    """The best rate over square products and the two products of the attention at 64 nodes and 8,192 keys."""
+    best = 0.0
+    for m, n, k in [(1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (512, 8192, 576), (512, 512, 8192)]:
+        a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
+        for right in (b, b.t().contiguous().t()):
+            best = max(best, 2e-3 * m * n * k / median_us(lambda r=right: a @ r))
+    return best
+
+
+def main():
+    torch.set_num_threads(int(sys.argv[1]))
+    quick = "--quick" in sys.argv
+    torch.manual_seed(1)
+    with torch.inference_mode():
+        for name, dtype in [("gemm-bf16", torch.bfloat16), ("gemm-f32", torch.float32)]:
+            print(json.dumps({"backend": name, "gflops": gemm(dtype)}), flush=True)
+        for batch in (1, 8):
+            for prefix in (1024, 8192, 65536):
+                for nodes in (1, 8, 16, 32, 64):
+                    if quick and (batch > 1 or prefix > 8192):
+                        continue
+                    print(json.dumps({"batch": batch, "prefix": prefix, "nodes": nodes,
+                                      **attention(batch, prefix, nodes)}), flush=True)
+
+
+main()

@@ -1,0 +1,159 @@
+// The two inner loops on SIMD registers. Included once a SIMD target (Highway's scheme for -inl headers).
+//
+// Both see memory as 32-bit words: a float, or two bf16. An accumulator takes its words one after the other
+// in a fixed order, and each pair of rows and keys, or of rows and columns, has its own. So no result depends on
+// what is computed beside it.
+#if defined(KDTREE_ATTENTION_CPU_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef KDTREE_ATTENTION_CPU_PRODUCTS_INL_H_
+#undef KDTREE_ATTENTION_CPU_PRODUCTS_INL_H_
+#else
+#define KDTREE_ATTENTION_CPU_PRODUCTS_INL_H_
+#endif
+
+#include <cstdint>
+#include <utility>
+
+#include <hwy/highway.h>
+
+// Lambdas of the inner loops: compiled for the target, and never called.
+#undef KDTREE_INLINE
+#define KDTREE_INLINE HWY_ATTR __attribute__((always_inline))
+
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+HWY_BEFORE_NAMESPACE();
+namespace kdtree {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using Floats = hn::ScalableTag<float>;
+using Vector = hn::Vec<Floats>;
+using Quad = hn::Vec<hn::FixedTag<float, 4>>;
+
+constexpr int64_t kLanes = HWY_MAX_BYTES / 4;
+// Register tiles: accumulators, operands and one broadcast must fit the 16 or 32 registers there are.
+constexpr int64_t kTileRows = HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64 ? 8 : 4;
+constexpr int64_t kTileColumns = 3;
+
+struct F32Products {
+  static constexpr int64_t kPerWord = 1;
+  static HWY_INLINE Vector multiply_add(Vector a, Vector b, Vector sum) { return hn::MulAdd(a, b, sum); }
+};
+
+#if HWY_TARGET == HWY_AVX3
+struct Bf16Products {
+  static constexpr int64_t kPerWord = 2;
+  // AVX-512-BF16's VDPBF16PS: exact products of bf16 pairs, summed in fp32, subnormals as zero. In assembly
+  // because Highway 1.0 has no such operation, and its AVX3 target does not contain the extension.
+  static HWY_INLINE Vector multiply_add(Vector a, Vector b, Vector sum) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
+    return sum;
+  }
+};
+#endif
+
+template <class F, size_t... I>
+HWY_INLINE void unroll(std::index_sequence<I...>, const F& f) {
+  (f(std::integral_constant<size_t, I>{}), ...);
+}
+// f(0) ... f(kCount - 1), their arguments compile-time constants.
+template <size_t kCount, class F>
+HWY_INLINE void unroll(const F& f) {
+  unroll(std::make_index_sequence<kCount>{}, f);
+}
+
+template <class V>
+HWY_INLINE Quad fold_to_quad(V v) {
+  if constexpr (sizeof(v) == 16) {
+    return v;
+  } else {
+    const hn::DFromV<V> d;
+    const hn::Half<decltype(d)> half;
+    return fold_to_quad(hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
+// Lane i of the result: the sum of the lanes of v[i].
+HWY_INLINE Quad sums_of_lanes(const Vector* v) {
+  const hn::FixedTag<float, 4> d;
+  const Quad a = fold_to_quad(v[0]);
+  const Quad b = fold_to_quad(v[1]);
+  const Quad c = fold_to_quad(v[2]);
+  const Quad e = fold_to_quad(v[3]);
+  const Quad ab = hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));  // a02 b02 a13 b13
+  const Quad ce = hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
+  return hn::Add(hn::ConcatLowerLower(d, ce, ab), hn::ConcatUpperUpper(d, ce, ab));
+}
+
+// to[k * to_stride + r] = dot(query row r, key k) for kTileRows rows and kTileColumns keys.
+template <class Products>
+HWY_INLINE void dot_tile(const float* const* query, const float* const* keys, int64_t words, float* to,
+                         int64_t to_stride) {
+  const Floats d;
+  Vector sums[kTileColumns * kTileRows];
+  unroll<kTileColumns * kTileRows>([&](auto i) KDTREE_INLINE { sums[i] = hn::Zero(d); });
+  const auto step = [&](const auto& load) KDTREE_INLINE {
+    Vector key[kTileColumns];
+    unroll<kTileColumns>([&](auto k) KDTREE_INLINE { key[k] = load(keys[k]); });
+    unroll<kTileRows>([&](auto r) KDTREE_INLINE {
+      const Vector q = load(query[r]);
+      unroll<kTileColumns>([&](auto k) KDTREE_INLINE {
+        Vector& sum = sums[k * kTileRows + r];
+        sum = Products::multiply_add(q, key[k], sum);
+      });
+    });
+  };
+  int64_t w = 0;
+  for (; w + kLanes <= words; w += kLanes) {
+    step([&](const float* row) KDTREE_INLINE { return hn::LoadU(d, row + w); });
+  }
+  if (w < words) {
+    const auto mask = hn::FirstN(d, static_cast<size_t>(words - w));
+    step([&](const float* row) KDTREE_INLINE { return hn::MaskedLoad(mask, d, row + w); });
+  }
+  const hn::FixedTag<float, 4> quad;
+  unroll<kTileColumns>([&](auto k) KDTREE_INLINE {
+    unroll<kTileRows / 4>([&](auto r) KDTREE_INLINE {
+      hn::StoreU(sums_of_lanes(&sums[k * kTileRows + 4 * r]), quad, to + k * to_stride + 4 * r);
+    });
+  });
+}
+
+// out[r][c] += sum over i of weights[i * weight_stride + r] * values[i * value_stride + c], in the order of i,
+// for kTileRows rows and kVectors vectors of columns.
+template <class Products, size_t kVectors>
+HWY_INLINE void accumulate_tile(const float* weights, int64_t weight_stride, const float* values,
+                                int64_t value_stride, int64_t count, float* const* out, int64_t column) {
+  const Floats d;
+  Vector sums[kTileRows * kVectors];
+  unroll<kTileRows>([&](auto r) KDTREE_INLINE {
+    unroll<kVectors>([&](auto v) KDTREE_INLINE {
+      sums[r * kVectors + v] = hn::LoadU(d, out[r] + column + static_cast<int64_t>(v) * kLanes);
+    });
+  });
+  for (int64_t i = 0; i < count; ++i) {
+    Vector value[kVectors];
+    unroll<kVectors>([&](auto v) KDTREE_INLINE {
+      value[v] = hn::LoadU(d, values + i * value_stride + column + static_cast<int64_t>(v) * kLanes);
+    });
+    unroll<kTileRows>([&](auto r) KDTREE_INLINE {
+      const Vector weight = hn::Set(d, weights[i * weight_stride + static_cast<int64_t>(r)]);
+      unroll<kVectors>([&](auto v) KDTREE_INLINE {
+        Vector& sum = sums[r * kVectors + v];
+        sum = Products::multiply_add(weight, value[v], sum);
+      });
+    });
+  }
+  unroll<kTileRows>([&](auto r) KDTREE_INLINE {
+    unroll<kVectors>([&](auto v) KDTREE_INLINE {
+      hn::StoreU(sums[r * kVectors + v], d, out[r] + column + static_cast<int64_t>(v) * kLanes);
+    });
+  });
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace kdtree
+HWY_AFTER_NAMESPACE();
+#endif
+
+#endif
