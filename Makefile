@@ -17,7 +17,7 @@ build = cmake --preset $(1) --log-level=WARNING >/dev/null && \
 # $(call check,preset): ctest ends with the number of tests and failures.
 check = ctest --preset $(1) -j $(JOBS) --no-tests=error --progress
 
-.PHONY: help demo test bench bench-report lint format asan tsan clang fuzz mutation install-check clean
+.PHONY: help demo test bench bench-report lint format asan tsan clang neon fuzz mutation install-check clean
 
 help: ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -68,6 +68,12 @@ install-check: ## Install the release build, move it, and use it from C
 	@$(call build,release,kdtree_shared kdtree_cli)
 	@tests/install/check build/release
 	@tests/abi/symbols build/release/libkdtree.so
+
+neon: ## Cross-compile for arm64 and run the tests of trees and attention under qemu-user
+	@$(SETUP) neon
+	@tools/arm64_sysroot
+	@$(call build,neon,tree_test attention_test)
+	@$(call check,neon)
 
 fuzz: ## Fuzz the parsers for a bounded time
 	@$(SETUP) fuzz

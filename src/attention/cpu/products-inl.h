@@ -31,9 +31,13 @@ using Vector = hn::Vec<Floats>;
 using Quad = hn::Vec<hn::FixedTag<float, 4>>;
 
 constexpr int64_t kLanes = HWY_MAX_BYTES / 4;
-// Register tiles: accumulators, operands and one broadcast must fit the 16 or 32 registers there are.
-constexpr int64_t kTileRows = HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64 ? 8 : 4;
-constexpr int64_t kTileColumns = 3;
+// Register tiles: the accumulators and operands must fit the 16 or 32 vector registers there are, and the row
+// pointers of dot_tile the 16 general ones (8 rows x 3 keys ran at half the speed of 4 x 6).
+constexpr bool kManyRegisters = HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64;
+constexpr int64_t kDotRows = 4;
+constexpr int64_t kDotKeys = kManyRegisters ? 6 : 3;
+constexpr int64_t kSumRows = kManyRegisters ? 8 : 4;
+constexpr int64_t kSumVectors = 3;
 
 struct F32Products {
   static constexpr int64_t kPerWord = 1;
@@ -85,20 +89,20 @@ HWY_INLINE Quad sums_of_lanes(const Vector* v) {
   return hn::Add(hn::ConcatLowerLower(d, ce, ab), hn::ConcatUpperUpper(d, ce, ab));
 }
 
-// to[k * to_stride + r] = dot(query row r, key k) for kTileRows rows and kTileColumns keys.
+// to[k * to_stride + r] = dot(query row r, key k) for kDotRows rows and kDotKeys keys.
 template <class Products>
 HWY_INLINE void dot_tile(const float* const* query, const float* const* keys, int64_t words, float* to,
                          int64_t to_stride) {
   const Floats d;
-  Vector sums[kTileColumns * kTileRows];
-  unroll<kTileColumns * kTileRows>([&](auto i) KDTREE_INLINE { sums[i] = hn::Zero(d); });
+  Vector sums[kDotKeys * kDotRows];
+  unroll<kDotKeys * kDotRows>([&](auto i) KDTREE_INLINE { sums[i] = hn::Zero(d); });
   const auto step = [&](const auto& load) KDTREE_INLINE {
-    Vector key[kTileColumns];
-    unroll<kTileColumns>([&](auto k) KDTREE_INLINE { key[k] = load(keys[k]); });
-    unroll<kTileRows>([&](auto r) KDTREE_INLINE {
+    Vector key[kDotKeys];
+    unroll<kDotKeys>([&](auto k) KDTREE_INLINE { key[k] = load(keys[k]); });
+    unroll<kDotRows>([&](auto r) KDTREE_INLINE {
       const Vector q = load(query[r]);
-      unroll<kTileColumns>([&](auto k) KDTREE_INLINE {
-        Vector& sum = sums[k * kTileRows + r];
+      unroll<kDotKeys>([&](auto k) KDTREE_INLINE {
+        Vector& sum = sums[k * kDotRows + r];
         sum = Products::multiply_add(q, key[k], sum);
       });
     });
@@ -112,21 +116,19 @@ HWY_INLINE void dot_tile(const float* const* query, const float* const* keys, in
     step([&](const float* row) KDTREE_INLINE { return hn::MaskedLoad(mask, d, row + w); });
   }
   const hn::FixedTag<float, 4> quad;
-  unroll<kTileColumns>([&](auto k) KDTREE_INLINE {
-    unroll<kTileRows / 4>([&](auto r) KDTREE_INLINE {
-      hn::StoreU(sums_of_lanes(&sums[k * kTileRows + 4 * r]), quad, to + k * to_stride + 4 * r);
-    });
+  unroll<kDotKeys>([&](auto k) KDTREE_INLINE {
+    hn::StoreU(sums_of_lanes(&sums[k * kDotRows]), quad, to + static_cast<int64_t>(k) * to_stride);
   });
 }
 
 // out[r][c] += sum over i of weights[i * weight_stride + r] * values[i * value_stride + c], in the order of i,
-// for kTileRows rows and kVectors vectors of columns.
+// for kSumRows rows and kVectors vectors of columns.
 template <class Products, size_t kVectors>
 HWY_INLINE void accumulate_tile(const float* weights, int64_t weight_stride, const float* values,
                                 int64_t value_stride, int64_t count, float* const* out, int64_t column) {
   const Floats d;
-  Vector sums[kTileRows * kVectors];
-  unroll<kTileRows>([&](auto r) KDTREE_INLINE {
+  Vector sums[kSumRows * kVectors];
+  unroll<kSumRows>([&](auto r) KDTREE_INLINE {
     unroll<kVectors>([&](auto v) KDTREE_INLINE {
       sums[r * kVectors + v] = hn::LoadU(d, out[r] + column + static_cast<int64_t>(v) * kLanes);
     });
@@ -136,7 +138,7 @@ HWY_INLINE void accumulate_tile(const float* weights, int64_t weight_stride, con
     unroll<kVectors>([&](auto v) KDTREE_INLINE {
       value[v] = hn::LoadU(d, values + i * value_stride + column + static_cast<int64_t>(v) * kLanes);
     });
-    unroll<kTileRows>([&](auto r) KDTREE_INLINE {
+    unroll<kSumRows>([&](auto r) KDTREE_INLINE {
       const Vector weight = hn::Set(d, weights[i * weight_stride + static_cast<int64_t>(r)]);
       unroll<kVectors>([&](auto v) KDTREE_INLINE {
         Vector& sum = sums[r * kVectors + v];
@@ -144,7 +146,7 @@ HWY_INLINE void accumulate_tile(const float* weights, int64_t weight_stride, con
       });
     });
   }
-  unroll<kTileRows>([&](auto r) KDTREE_INLINE {
+  unroll<kSumRows>([&](auto r) KDTREE_INLINE {
     unroll<kVectors>([&](auto v) KDTREE_INLINE {
       hn::StoreU(sums[r * kVectors + v], d, out[r] + column + static_cast<int64_t>(v) * kLanes);
     });

@@ -24,11 +24,18 @@ namespace kdtree {
 namespace HWY_NAMESPACE {
 namespace {
 
+// Rows of KV that are fetched before their turn.
+constexpr int64_t kRowsAhead = 4;
+
 using Words = hn::RebindToUnsigned<Floats>;
 
 constexpr float kNothing = Partial::kNothing;
 // Keys that stay in the first-level cache while all rows pass.
-constexpr int64_t kKeyGroup = 2 * kTileColumns;
+constexpr int64_t kKeyGroup = 12;
+// Words of weights that accumulate_tile takes at once: the values that go with them stay in the first-level
+// cache and its TLB while all rows pass.
+constexpr int64_t kValueGroup = 64;
+static_assert(kKeyGroup % kDotKeys == 0);
 
 HWY_INLINE Vector load_bf16(const uint16_t* from) {
   const hn::Rebind<uint16_t, Floats> d16;
@@ -176,6 +183,13 @@ class Attend {
     }
   }
 
+  // Slots are scattered, so the processor cannot foresee the next row.
+  void prefetch(const std::byte* row) const {
+    const int64_t bytes = row_width(p_) * dtype_size(kv_dtype_);
+    for (int64_t b = 0; b < bytes; b += 64)
+      __builtin_prefetch(row + b);
+  }
+
   // The shared positions of a block and the chunks of paths have their own memory.
   Block prepare(const std::byte* const* rows, int64_t count, bool shared) {
     const int64_t at = shared ? 0 : kBlock;
@@ -183,6 +197,7 @@ class Attend {
     const float** keys = &b_.keys[static_cast<size_t>(at)];
     if constexpr (kPerWord == 1) {
       for (int64_t i = 0; i < count; ++i) {
+        if (i + kRowsAhead < count) prefetch(rows[i + kRowsAhead]);
         convert(rows[i], kv_dtype_, 0, row_width(p_), tile + i * row_stride_);
         keys[i] = tile + i * row_stride_;
       }
@@ -191,6 +206,8 @@ class Attend {
       for (int64_t i = 0; i < count; ++i)
         keys[i] = reinterpret_cast<const float*>(rows[i]);
       for (int64_t i = 0; i < count; i += 2) {
+        for (int64_t next = i + kRowsAhead; next < std::min(i + kRowsAhead + 2, count); ++next)
+          prefetch(rows[next]);
         const auto* even = reinterpret_cast<const uint16_t*>(rows[i]);
         const auto* odd = i + 1 < count ? reinterpret_cast<const uint16_t*>(rows[i + 1]) : nullptr;
         interleave(even, odd, tile + i / 2 * row_stride_);
@@ -215,11 +232,11 @@ class Attend {
   void score(const Block& block, int64_t count) {
     for (int64_t group = 0; group < count; group += kKeyGroup) {
       const int64_t group_end = std::min(group + kKeyGroup, count);
-      for (int64_t row = 0; row < rows_; row += kTileRows) {
-        const float* query[kTileRows];
-        for (int64_t r = 0; r < kTileRows; ++r)
+      for (int64_t row = 0; row < rows_; row += kDotRows) {
+        const float* query[kDotRows];
+        for (int64_t r = 0; r < kDotRows; ++r)
           query[r] = &b_.query[static_cast<size_t>((row + r) * row_stride_)];
-        for (int64_t k = group; k < group_end; k += kTileColumns) {
+        for (int64_t k = group; k < group_end; k += kDotKeys) {
           dots(query, block.keys + k, group_end - k, &b_.scores[static_cast<size_t>(k * rows_stride_ + row)],
                rows_stride_);
         }
@@ -227,35 +244,35 @@ class Attend {
     }
   }
 
-  // dot_tile for up to kTileColumns keys.
+  // dot_tile for up to kDotKeys keys.
   void dots(const float* const* query, const float* const* keys, int64_t count, float* to, int64_t stride) {
-    if (count >= kTileColumns) {
+    if (count >= kDotKeys) {
       dot_tile<Products>(query, keys, words_, to, stride);
       return;
     }
-    const float* padded[kTileColumns];
-    for (int64_t k = 0; k < kTileColumns; ++k)
+    const float* padded[kDotKeys];
+    for (int64_t k = 0; k < kDotKeys; ++k)
       padded[k] = keys[std::min(k, count - 1)];
-    float some[kTileColumns * kTileRows];
-    dot_tile<Products>(query, padded, words_, some, kTileRows);
+    float some[kDotKeys * kDotRows];
+    dot_tile<Products>(query, padded, words_, some, kDotRows);
     for (int64_t k = 0; k < count; ++k)
-      std::copy_n(some + k * kTileRows, kTileRows, to + k * stride);
+      std::copy_n(some + k * kDotRows, kDotRows, to + k * stride);
   }
 
   // Scores of the rows of one node, whose first is `row`.
   void score_rows(const Block& own, int64_t count, int64_t row, int64_t position) {
-    float some[kTileColumns * kTileRows];
-    for (int64_t first = 0; first < heads_; first += kTileRows) {
-      const int64_t used = std::min(kTileRows, heads_ - first);
-      const float* query[kTileRows];
-      for (int64_t r = 0; r < kTileRows; ++r) {
+    float some[kDotKeys * kDotRows];
+    for (int64_t first = 0; first < heads_; first += kDotRows) {
+      const int64_t used = std::min(kDotRows, heads_ - first);
+      const float* query[kDotRows];
+      for (int64_t r = 0; r < kDotRows; ++r) {
         query[r] = &b_.query[static_cast<size_t>((row + first + std::min(r, used - 1)) * row_stride_)];
       }
-      for (int64_t k = 0; k < count; k += kTileColumns) {
-        const int64_t keys = std::min(kTileColumns, count - k);
-        dots(query, own.keys + k, keys, some, kTileRows);
+      for (int64_t k = 0; k < count; k += kDotKeys) {
+        const int64_t keys = std::min(kDotKeys, count - k);
+        dots(query, own.keys + k, keys, some, kDotRows);
         for (int64_t i = 0; i < keys; ++i) {
-          std::copy_n(some + i * kTileRows, used,
+          std::copy_n(some + i * kDotRows, used,
                       &b_.scores[static_cast<size_t>((position + k + i) * rows_stride_ + row + first)]);
         }
       }
@@ -325,29 +342,32 @@ class Attend {
 
   // Adds the weighted values to all rows.
   void accumulate(const Block& block, int64_t count) {
-    if (count == 0) return;
+    const int64_t words = count / kPerWord;
     for_each_column([&](auto vectors, int64_t column) {
-      for (int64_t row = 0; row < rows_; row += kTileRows) {
-        float* out[kTileRows];
-        for (int64_t r = 0; r < kTileRows; ++r)
-          out[r] = b_.partial.out + (row + r) * latent_;
-        accumulate_tile<Products, vectors>(weights_at(0, row), rows_stride_, block.values, block.value_stride,
-                                           count / kPerWord, out, column);
+      for (int64_t group = 0; group < words; group += kValueGroup) {
+        for (int64_t row = 0; row < rows_; row += kSumRows) {
+          float* out[kSumRows];
+          for (int64_t r = 0; r < kSumRows; ++r)
+            out[r] = b_.partial.out + (row + r) * latent_;
+          accumulate_tile<Products, vectors>(weights_at(group * kPerWord, row), rows_stride_,
+                                             block.values + group * block.value_stride, block.value_stride,
+                                             std::min(kValueGroup, words - group), out, column);
+        }
       }
     });
   }
 
   // Adds to the rows of one node.
   void accumulate_rows(const Block& own, int64_t count, int64_t row, int64_t position) {
-    alignas(64) float unused[kTileColumns * kLanes];
-    for (int64_t first = 0; first < heads_; first += kTileRows) {
-      const int64_t used = std::min(kTileRows, heads_ - first);
+    alignas(64) float unused[kSumVectors * kLanes];
+    for (int64_t first = 0; first < heads_; first += kSumRows) {
+      const int64_t used = std::min(kSumRows, heads_ - first);
       for_each_column([&](auto vectors, int64_t column) {
-        float* out[kTileRows];
+        float* out[kSumRows];
         for (int64_t r = 0; r < used; ++r)
           out[r] = b_.partial.out + (row + first + r) * latent_;
-        std::fill_n(unused, kTileColumns * kLanes, 0.0f);
-        for (int64_t r = used; r < kTileRows; ++r)
+        std::fill_n(unused, kSumVectors * kLanes, 0.0f);
+        for (int64_t r = used; r < kSumRows; ++r)
           out[r] = unused - column;
         accumulate_tile<Products, vectors>(weights_at(position, row + first), rows_stride_, own.values,
                                            own.value_stride, ceil_div(count, kPerWord), out, column);
@@ -355,12 +375,12 @@ class Attend {
     }
   }
 
-  // use(vectors, first column): register tiles of up to kTileColumns vectors over the columns of the output.
+  // use(vectors, first column): register tiles of up to kSumVectors vectors over the columns of the output.
   template <class Use>
   void for_each_column(const Use& use) {
     int64_t column = 0;
-    for (; column + kTileColumns * kLanes <= latent_; column += kTileColumns * kLanes)
-      use(std::integral_constant<size_t, kTileColumns>{}, column);
+    for (; column + kSumVectors * kLanes <= latent_; column += kSumVectors * kLanes)
+      use(std::integral_constant<size_t, kSumVectors>{}, column);
     if (latent_ - column == 2 * kLanes) use(std::integral_constant<size_t, 2>{}, column);
     if (latent_ - column == kLanes) use(std::integral_constant<size_t, 1>{}, column);
   }

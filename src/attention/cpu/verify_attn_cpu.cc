@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include <tbb/blocked_range.h>
+#include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
@@ -132,7 +133,8 @@ class Run {
 };
 
 int64_t thread_limit() {
-  return tbb::this_task_arena::max_concurrency();
+  const auto allowed = tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism);
+  return std::min<int64_t>(tbb::this_task_arena::max_concurrency(), static_cast<int64_t>(allowed));
 }
 
 int64_t thread_bytes(const VerifyProblem& p) {
@@ -180,7 +182,7 @@ Status run_cpu(const VerifyProblem& problem, Scratch& scratch, const Progress& p
     run.work(TileBuffers(problem, own));
   };
   if (const int64_t used = std::min(threads, run.units()); used > 1) {
-    tbb::parallel_for(int64_t{0}, used, work, tbb::static_partitioner());
+    tbb::parallel_for(int64_t{0}, used, work, tbb::simple_partitioner());
   } else if (used == 1) {
     work(0);
   }

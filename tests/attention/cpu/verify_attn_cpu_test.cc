@@ -116,6 +116,7 @@ TEST_P(Cpu, TheOrderOfSlotsChangesNoBit) {
 }
 
 TEST(CpuBackend, AWorkspaceForFewerThreadsIsEnough) {
+  const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, 8);
   VerifyCase c = make(case_table().front());
   VerifyProblem p = c.problem.params();
   p.backend = KDTREE_BACKEND_CPU;
