@@ -315,7 +315,7 @@ KDTREE_API int32_t kdtree_kv_compact(const kdtree_kv_compact_params* params, voi
 /* Backends of the operation. KDTREE_FORCE_BACKEND=<name> in the environment overrides `auto`. */
 #define KDTREE_BACKEND_AUTO 0             /* the fastest that is available here */
 #define KDTREE_BACKEND_ORACLE 1           /* "oracle": fp64 on the host */
-#define KDTREE_BACKEND_CPU 2              /* "cpu": fp32 on the host */
+#define KDTREE_BACKEND_CPU 2              /* "cpu": SIMD on all threads of the host */
 #define KDTREE_BACKEND_CUDA_NAIVE 3       /* "cuda-naive" */
 #define KDTREE_BACKEND_CUDA_FLASH 4       /* "cuda-flash": contiguous KV */
 #define KDTREE_BACKEND_CUDA_FLASH_PAGED 5 /* "cuda-flash-paged": slots, ragged batch */
@@ -397,7 +397,8 @@ typedef struct kdtree_verify_attn_params {
                                     mask_row_stride of 0 implies) */
 } kdtree_verify_attn_params;
 
-/* Scratch bytes the chosen backend needs for these sizes. Host backends read the indptr arrays. */
+/* Scratch bytes the chosen backend needs for these sizes. Host backends read the indptr arrays. cpu: room for
+ * all threads that the calling thread may use; with less it uses fewer, down to one. */
 KDTREE_API int32_t kdtree_verify_attn_workspace_size(const kdtree_verify_attn_params* params,
                                                      size_t* bytes) KDTREE_NOEXCEPT;
 /* Runs it. Capturable: host backends no. Errors: KDTREE_INVALID_ARGUMENT, KDTREE_INVALID_TREE,

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdlib>
 
+#include "attention/cpu/tile.h"
 #include "attention/cpu/verify_attn_cpu.h"
 #include "attention/oracle.h"
 #include "attention/validate.h"
@@ -39,6 +40,15 @@ Result<const Backend*> available_backend(int32_t id, const std::string& asked_by
   return backend;
 }
 
+Backend cpu_backend() {
+  for (const CpuTarget& target : cpu_targets()) {
+    if (target.supported) {
+      return {KDTREE_BACKEND_CPU, "cpu", true, fmt::format("{}, all host threads", target.name)};
+    }
+  }
+  return {KDTREE_BACKEND_CPU, "cpu", false, "required: one of the instruction sets " + cpu_target_names()};
+}
+
 // The checks every call starts with.
 Result<int32_t> prepare(const VerifyProblem& problem) {
   KDTREE_RETURN_IF_ERROR(validate_fields(problem));
@@ -52,9 +62,10 @@ Result<int32_t> prepare(const VerifyProblem& problem) {
 }  // namespace
 
 std::span<const Backend> backends() {
+  static const Backend cpu = cpu_backend();
   static const std::array<Backend, 6> table = {{
       {KDTREE_BACKEND_ORACLE, "oracle", true, "fp64, one host thread"},
-      {KDTREE_BACKEND_CPU, "cpu", true, "SIMD, all host threads"},
+      cpu,
       {KDTREE_BACKEND_CUDA_NAIVE, "cuda-naive", false, kNoCuda},
       {KDTREE_BACKEND_CUDA_FLASH, "cuda-flash", false, kNoCuda},
       {KDTREE_BACKEND_CUDA_FLASH_PAGED, "cuda-flash-paged", false, kNoCuda},
@@ -76,7 +87,9 @@ Result<int32_t> choose_backend(const VerifyProblem& problem) {
   if (id == KDTREE_BACKEND_AUTO) {
     // Read at every call, so that a test or a debugger can change it.
     const char* forced = std::getenv("KDTREE_FORCE_BACKEND");
-    if (forced == nullptr || *forced == '\0') return KDTREE_BACKEND_CPU;
+    if (forced == nullptr || *forced == '\0') {
+      return find_backend(KDTREE_BACKEND_CPU)->available ? KDTREE_BACKEND_CPU : KDTREE_BACKEND_ORACLE;
+    }
     asked_by = "KDTREE_FORCE_BACKEND";
     const auto named = backend_from_name(forced);
     if (!named) return with_context(named.error(), "KDTREE_FORCE_BACKEND: ");

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "attention/backend.h"
+#include "attention/cpu/tile.h"
 #include "cli/command.h"
 #include "cli/cpu_info.h"
 #include "cli/exit_codes.h"
@@ -67,6 +68,12 @@ Json collect() {
   const std::vector<std::string> usable = simd_targets(hwy::SupportedTargets() & HWY_TARGETS);
   info["simd_compiled"] = simd_targets(HWY_TARGETS);
   info["simd_chosen"] = usable.empty() ? Json() : Json(usable.front());
+  info["cpu_targets"] = Json::array();
+  for (const CpuTarget& target : cpu_targets())
+    info["cpu_targets"].push_back({{"name", target.name}, {"supported", target.supported}});
+  const auto chosen = choose_cpu_target();
+  info["cpu_target"] = chosen ? Json((*chosen)->name) : Json();
+  info["cpu_target_error"] = chosen ? Json() : Json(chosen.error().message);
   info["cuda"] = cuda_json();
   const char* forced = std::getenv("KDTREE_FORCE_BACKEND");
   info["force_backend"] = forced != nullptr ? Json(forced) : Json();
@@ -88,9 +95,16 @@ void print_text(const Json& info) {
   for (const auto& [name, here] : info["cpu_features"].items())
     (here.get<bool>() ? present : missing) += " " + name;
   print_out("features {}{}{}\n", present, missing.empty() ? "" : "; not", missing);
-  print_out("SIMD      {} (compiled: {})\n",
+  print_out("trees     {} (compiled: {})\n",
             info["simd_chosen"].is_null() ? "none" : info["simd_chosen"].get<std::string>(),
             fmt::join(info["simd_compiled"].get<std::vector<std::string>>(), ", "));
+  std::vector<std::string> targets;
+  for (const Json& target : info["cpu_targets"])
+    targets.push_back(target["name"].get<std::string>());
+  print_out("attention {} (compiled: {})\n",
+            info["cpu_target"].is_null() ? info["cpu_target_error"].get<std::string>()
+                                         : info["cpu_target"].get<std::string>(),
+            fmt::join(targets, ", "));
   const Json& cuda = info["cuda"];
   if (!cuda["reason"].is_null()) print_out("CUDA      {}\n", cuda["reason"].get<std::string>());
   for (const Json& device : cuda["devices"]) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,11 @@ struct HostBackend {
   std::string cpu_target;  // "" = none
   std::string name;        // for GoogleTest: letters, digits and underscores
 };
+
+// For GoogleTest's messages.
+inline void PrintTo(const HostBackend& backend, std::ostream* out) {
+  *out << backend.name;
+}
 
 inline std::vector<HostBackend> cpu_backends() {
   std::vector<HostBackend> list;

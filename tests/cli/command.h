@@ -66,6 +66,7 @@ class RunningCommand {
     redirect(folder_.file("out"), STDOUT_FILENO);
     redirect(folder_.file("err"), STDERR_FILENO);
     unsetenv("KDTREE_FORCE_BACKEND");
+    unsetenv("KDTREE_CPU_TARGET");
     unsetenv("KDTREE_COMMIT");
     for (const auto& [name, value] : environment)
       setenv(name.c_str(), value.c_str(), 1);

@@ -37,5 +37,22 @@ TEST(Info, ShowsTheForcedBackend) {
   EXPECT_EQ(nlohmann::json::parse(run({"info", "--json"}, forced).out)["force_backend"], "oracle");
 }
 
+TEST(Info, ShowsTheForcedCpuTarget) {
+  const auto json = nlohmann::json::parse(run({"info", "--json"}).out);
+  EXPECT_TRUE(json["cpu_target_error"].is_null());
+  for (const auto& target : json["cpu_targets"]) {
+    const std::string name = target["name"];
+    const auto forced = nlohmann::json::parse(run({"info", "--json"}, {{"KDTREE_CPU_TARGET", name}}).out);
+    if (target["supported"].get<bool>()) {
+      EXPECT_EQ(forced["cpu_target"], name);
+    } else {
+      EXPECT_TRUE(forced["cpu_target"].is_null());
+      EXPECT_NE(forced["cpu_target_error"].get<std::string>().find(name), std::string::npos);
+    }
+  }
+  EXPECT_NE(run({"info"}, {{"KDTREE_CPU_TARGET", "mmx"}}).out.find("KDTREE_CPU_TARGET is \"mmx\", expected one of"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace kdtree::cli_test

@@ -500,6 +500,16 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kdtree {
 
+namespace {
+
+#if HWY_ARCH_X86
+bool is_amd() {
+  return __builtin_cpu_is("amd") != 0;
+}
+#endif
+
+}  // namespace
+
 TileBuffers::TileBuffers(const VerifyProblem& p, Scratch& scratch)
     : path(scratch.take<int32_t>(max_nodes(p))),
       kv_rows(scratch.take<const std::byte*>(kBlock)),
@@ -514,7 +524,9 @@ TileBuffers::TileBuffers(const VerifyProblem& p, Scratch& scratch)
 std::span<const CpuTarget> cpu_targets() {
   static const CpuTarget table[] = {
 #if HWY_TARGETS & HWY_AVX3
-      N_AVX3::bf16_target("avx512-bf16"), N_AVX3::f32_target("avx512"),
+      // Intel's VDPBF16PS is slower than two fp32 products (docs/kernels/cpu.md); AMD's is twice as fast.
+      is_amd() ? N_AVX3::bf16_target("avx512-bf16") : N_AVX3::f32_target("avx512"),
+      is_amd() ? N_AVX3::f32_target("avx512") : N_AVX3::bf16_target("avx512-bf16"),
 #endif
 #if HWY_TARGETS & HWY_AVX2
       N_AVX2::f32_target("avx2"),
@@ -529,24 +541,30 @@ std::span<const CpuTarget> cpu_targets() {
   return table;
 }
 
-Result<const CpuTarget*> choose_cpu_target() {
+std::string cpu_target_names() {
   std::string names;
+  for (const CpuTarget& target : cpu_targets())
+    names += (names.empty() ? "" : ", ") + std::string(target.name);
+  return names;
+}
+
+Result<const CpuTarget*> choose_cpu_target() {
   // Read at every call, so that a test or a debugger can change it.
   const char* forced = std::getenv("KDTREE_CPU_TARGET");
   const bool any = forced == nullptr || *forced == '\0';
   for (const CpuTarget& target : cpu_targets()) {
-    if (any ? target.supported : std::string(forced) == target.name) {
+    if (any ? target.supported : std::strcmp(forced, target.name) == 0) {
       if (target.supported) return &target;
       return fail(KDTREE_BACKEND_UNAVAILABLE, "KDTREE_CPU_TARGET is {}, which this processor does not have",
                   target.name);
     }
-    names += (names.empty() ? "" : ", ") + std::string(target.name);
   }
   if (any) {
     return fail(KDTREE_BACKEND_UNAVAILABLE, "the processor has none of the instruction sets required: {}",
-                names);
+                cpu_target_names());
   }
-  return fail(KDTREE_INVALID_ARGUMENT, "KDTREE_CPU_TARGET is \"{}\", expected one of: {}", forced, names);
+  return fail(KDTREE_INVALID_ARGUMENT, "KDTREE_CPU_TARGET is \"{}\", expected one of: {}", forced,
+              cpu_target_names());
 }
 
 }  // namespace kdtree

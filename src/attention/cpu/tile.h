@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <limits>
 #include <span>
+#include <string>
 
 #include "attention/host_rows.h"
 #include "attention/problem.h"
@@ -97,6 +98,7 @@ struct CpuTarget {
 
 // Best first, those compiled in.
 std::span<const CpuTarget> cpu_targets();
+std::string cpu_target_names();  // "avx2, sse4"
 // The best that is supported, or that KDTREE_CPU_TARGET names. Errors: KDTREE_INVALID_ARGUMENT listing the
 // names; KDTREE_BACKEND_UNAVAILABLE.
 Result<const CpuTarget*> choose_cpu_target();
