@@ -33,8 +33,9 @@ test: ## Build and run the tests
 	@$(call check,dev)
 
 bench: ## Run the benchmarks; results go to bench/results/
-	@$(SETUP)
+	@$(SETUP) bench
 	@$(call build,release)
+	@tools/bench_venv
 	@bench/run
 
 bench-report: ## Rewrite the tables of README.md and docs/ from bench/results/

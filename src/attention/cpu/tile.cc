@@ -25,7 +25,7 @@ namespace HWY_NAMESPACE {
 namespace {
 
 // Rows of KV that are fetched before their turn.
-constexpr int64_t kRowsAhead = 4;
+constexpr int64_t kRowsAhead = 8;
 
 using Words = hn::RebindToUnsigned<Floats>;
 

@@ -4,12 +4,8 @@
 #include <atomic>
 #include <mutex>
 
-#include <tbb/blocked_range.h>
-#include <tbb/global_control.h>
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
-
 #include "attention/cpu/tile.h"
+#include "core/parallel.h"
 
 namespace kdtree {
 namespace {
@@ -132,11 +128,6 @@ class Run {
   int64_t done_ = 0;
 };
 
-int64_t thread_limit() {
-  const auto allowed = tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism);
-  return std::min<int64_t>(tbb::this_task_arena::max_concurrency(), static_cast<int64_t>(allowed));
-}
-
 int64_t thread_bytes(const VerifyProblem& p) {
   Scratch scratch;
   (void)TileBuffers(p, scratch);
@@ -181,11 +172,7 @@ Status run_cpu(const VerifyProblem& problem, Scratch& scratch, const Progress& p
     Scratch own(&memory[static_cast<size_t>(thread * bytes)], static_cast<size_t>(bytes));
     run.work(TileBuffers(problem, own));
   };
-  if (const int64_t used = std::min(threads, run.units()); used > 1) {
-    tbb::parallel_for(int64_t{0}, used, work, tbb::simple_partitioner());
-  } else if (used == 1) {
-    work(0);
-  }
+  parallel_run(std::min(threads, run.units()), work);
   return {};
 }
 
