@@ -404,7 +404,6 @@ void attend_f32(const VerifyProblem& p, const RowTile& tile, int64_t begin, int6
   Attend<F32Products>(p, tile, buffers).run(begin, end);
 }
 
-#if HWY_TARGET == HWY_AVX3
 // bf16 products where both sides are bf16; casting anything else down would lose bits.
 void attend_bf16(const VerifyProblem& p, const RowTile& tile, int64_t begin, int64_t end,
                  const TileBuffers& buffers) {
@@ -414,7 +413,6 @@ void attend_bf16(const VerifyProblem& p, const RowTile& tile, int64_t begin, int
     Attend<Bf16Products>(p, tile, buffers).run(begin, end);
   }
 }
-#endif
 
 void merge(int64_t rows, int64_t latent_dim, const Partial& total, const Partial& more) {
   const Floats d;
@@ -485,12 +483,13 @@ void store(const VerifyProblem& p, const RowTile& tile, const Partial& total) {
 CpuTarget f32_target(const char* name) {
   return {name, (hwy::SupportedTargets() & HWY_TARGET) != 0, attend_f32, merge, store};
 }
-#if HWY_TARGET == HWY_AVX3
 CpuTarget bf16_target(const char* name) {
-  const bool supported = (hwy::SupportedTargets() & HWY_TARGET) != 0 && __builtin_cpu_supports("avx512bf16");
+  bool supported = (hwy::SupportedTargets() & HWY_TARGET) != 0;
+#if HWY_TARGET == HWY_AVX3
+  supported = supported && __builtin_cpu_supports("avx512bf16");
+#endif
   return {name, supported, attend_bf16, merge, store};
 }
-#endif
 
 }  // namespace HWY_NAMESPACE
 }  // namespace kdtree
@@ -535,7 +534,10 @@ std::span<const CpuTarget> cpu_targets() {
       N_SSE4::f32_target("sse4"),
 #endif
 #if HWY_TARGETS & HWY_NEON
-      N_NEON::f32_target("neon"),
+      N_NEON::f32_target("neon"),    N_NEON::bf16_target("emulated-bf16"),
+#endif
+#if HWY_TARGETS & HWY_AVX2
+      N_AVX2::bf16_target("emulated-bf16"),
 #endif
   };
   return table;
