@@ -14,6 +14,7 @@
 #include <tbb/global_control.h>
 #include <tbb/info.h>
 
+#include "attention/cpu/tile.h"
 #include "cases/random.h"
 #include "cli/cpu_info.h"
 #include "cli/timing.h"
@@ -68,7 +69,8 @@ class Problem {
     for (int64_t r = 0; r < batch; ++r) {
       for (int64_t i = 0; i < nodes; ++i) {
         // Wide at the root and a few levels deep, like a drafter's.
-        parents_.push_back(i == 0 ? -1 : static_cast<int32_t>(random.below(static_cast<uint64_t>(i + 2) / 3 + 1)));
+        parents_.push_back(i == 0 ? -1
+                                  : static_cast<int32_t>(random.below(static_cast<uint64_t>(i + 2) / 3 + 1)));
         if (i > 0) parents_.back() = std::min(parents_.back(), static_cast<int32_t>(i - 1));
       }
     }
@@ -162,7 +164,12 @@ void print(Json json, const cli::Timing& timing, double work, const std::string&
 Json cell(int64_t batch, int64_t prefix, int64_t nodes, int64_t threads) {
   return {{"bench", "verify-attn"},
           {"backend", "cpu"},
-          {"case", {{"batch", batch}, {"prefix", prefix}, {"nodes", nodes}, {"threads", threads}}}};
+          {"case",
+           {{"batch", batch},
+            {"prefix", prefix},
+            {"nodes", nodes},
+            {"threads", threads},
+            {"target", (*choose_cpu_target())->name}}}};
 }
 
 void run(const Torch& torch, const std::string& date, const std::string& commit) {
@@ -185,7 +192,8 @@ void run(const Torch& torch, const std::string& date, const std::string& commit)
         Problem problem(batch, prefix, nodes, pool);
         Json json = cell(batch, prefix, nodes, threads);
         json["workspace_bytes"] = problem.workspace_bytes();
-        json["torch_us"] = {{"sdpa", other["sdpa"]}, {"matmul", other["matmul"]}, {"matmul-f32", other["matmul-f32"]}};
+        json["torch_us"] = {
+            {"sdpa", other["sdpa"]}, {"matmul", other["matmul"]}, {"matmul-f32", other["matmul-f32"]}};
         json["of_gemm_bf16"] = flop(batch, prefix, nodes) / torch.gemm.at("gemm-bf16");
         json["of_gemm_f32"] = flop(batch, prefix, nodes) / torch.gemm.at("gemm-f32");
         const auto timing = problem.measure();
@@ -199,7 +207,8 @@ void run(const Torch& torch, const std::string& date, const std::string& commit)
   for (const int64_t nodes : {1, 64}) {
     double one = 0.0;
     for (int64_t used = 1; used <= threads; used *= 2) {
-      const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, static_cast<size_t>(used));
+      const tbb::global_control limit(tbb::global_control::max_allowed_parallelism,
+                                      static_cast<size_t>(used));
       Problem problem(1, 8192, nodes, pool);
       const auto timing = problem.measure();
       if (used == 1) one = timing.median_us;

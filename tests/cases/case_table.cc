@@ -40,7 +40,8 @@ std::vector<CaseSpec> make_table() {
   for (const int64_t nodes : {8, 9, 15, 16, 17, 63, 64, 65, 127, 128, 129}) {
     add(small("nodes_" + std::to_string(nodes), {{20, nodes, TreeShape::random}}));
   }
-  for (const int64_t prefix : {1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1025}) {
+  for (const int64_t prefix :
+       {1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1025}) {
     add(small("prefix_" + std::to_string(prefix), {{prefix, 5, TreeShape::random}}));
   }
 

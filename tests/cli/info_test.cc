@@ -50,8 +50,9 @@ TEST(Info, ShowsTheForcedCpuTarget) {
       EXPECT_NE(forced["cpu_target_error"].get<std::string>().find(name), std::string::npos);
     }
   }
-  EXPECT_NE(run({"info"}, {{"KDTREE_CPU_TARGET", "mmx"}}).out.find("KDTREE_CPU_TARGET is \"mmx\", expected one of"),
-            std::string::npos);
+  EXPECT_NE(
+      run({"info"}, {{"KDTREE_CPU_TARGET", "mmx"}}).out.find("KDTREE_CPU_TARGET is \"mmx\", expected one of"),
+      std::string::npos);
 }
 
 }  // namespace

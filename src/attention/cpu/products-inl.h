@@ -1,8 +1,8 @@
 // The two inner loops on SIMD registers. Included once a SIMD target (Highway's scheme for -inl headers).
 //
 // Both see memory as 32-bit words: a float, or two bf16. An accumulator takes its words one after the other
-// in a fixed order, and each pair of rows and keys, or of rows and columns, has its own. So no result depends on
-// what is computed beside it.
+// in a fixed order, and each pair of rows and keys, or of rows and columns, has its own. So no result depends
+// on what is computed beside it.
 #if defined(KDTREE_ATTENTION_CPU_PRODUCTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef KDTREE_ATTENTION_CPU_PRODUCTS_INL_H_
 #undef KDTREE_ATTENTION_CPU_PRODUCTS_INL_H_
@@ -57,7 +57,9 @@ struct Bf16Products {
   // Slower than fp32 products: so that tests of the code around it run on any machine.
   static HWY_INLINE Vector multiply_add(Vector a, Vector b, Vector sum) {
     const hn::RebindToUnsigned<Floats> d;
-    const auto even = [&](Vector v) KDTREE_INLINE { return hn::BitCast(Floats(), hn::ShiftLeft<16>(hn::BitCast(d, v))); };
+    const auto even = [&](Vector v) KDTREE_INLINE {
+      return hn::BitCast(Floats(), hn::ShiftLeft<16>(hn::BitCast(d, v)));
+    };
     const auto odd = [&](Vector v) KDTREE_INLINE {
       return hn::BitCast(Floats(), hn::And(hn::BitCast(d, v), hn::Set(d, 0xffff0000u)));
     };
@@ -131,8 +133,8 @@ HWY_INLINE void dot_tile(const float* const* query, const float* const* keys, in
   });
 }
 
-// out[r][c] += sum over i of weights[i * weight_stride + r] * values[i * value_stride + c], in the order of i,
-// for kSumRows rows and kVectors vectors of columns.
+// out[r][c] += sum over i of weights[i * weight_stride + r] * values[i * value_stride + c], in the order of
+// i, for kSumRows rows and kVectors vectors of columns.
 template <class Products, size_t kVectors>
 HWY_INLINE void accumulate_tile(const float* weights, int64_t weight_stride, const float* values,
                                 int64_t value_stride, int64_t count, float* const* out, int64_t column) {

@@ -11,10 +11,9 @@
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | (HWY_AVX3 - 1) | HWY_SVE | HWY_SVE_256 | HWY_SVE2 | HWY_SVE2_128)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/tile.cc"
+#include <hwy/contrib/math/math-inl.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
-
-#include <hwy/contrib/math/math-inl.h>
 
 #include "attention/cpu/products-inl.h"
 
@@ -132,7 +131,8 @@ class Attend {
       if constexpr (kPerWord == 1) {
         convert(p_.q, dtype, from, row_width(p_), to);
       } else {
-        std::memcpy(to, static_cast<const uint16_t*>(p_.q) + from, static_cast<size_t>(words_) * sizeof(float));
+        std::memcpy(to, static_cast<const uint16_t*>(p_.q) + from,
+                    static_cast<size_t>(words_) * sizeof(float));
       }
     }
   }
@@ -391,8 +391,8 @@ class Attend {
   const DType kv_dtype_;
   const int64_t heads_;
   const int64_t latent_;
-  const int64_t words_;        // of a KV row
-  const int64_t row_stride_;   // words from one row of query or tile to the next
+  const int64_t words_;       // of a KV row
+  const int64_t row_stride_;  // words from one row of query or tile to the next
   const int64_t rows_;
   const int64_t rows_stride_;  // from one position's scores to the next
   const int64_t prefix_;
@@ -523,21 +523,22 @@ TileBuffers::TileBuffers(const VerifyProblem& p, Scratch& scratch)
 std::span<const CpuTarget> cpu_targets() {
   static const CpuTarget table[] = {
 #if HWY_TARGETS & HWY_AVX3
-      // Intel's VDPBF16PS is slower than two fp32 products (docs/kernels/cpu.md); AMD's is twice as fast.
-      is_amd() ? N_AVX3::bf16_target("avx512-bf16") : N_AVX3::f32_target("avx512"),
-      is_amd() ? N_AVX3::f32_target("avx512") : N_AVX3::bf16_target("avx512-bf16"),
+    // Intel's VDPBF16PS is slower than two fp32 products (docs/kernels/cpu.md); AMD's is twice as fast.
+    is_amd() ? N_AVX3::bf16_target("avx512-bf16") : N_AVX3::f32_target("avx512"),
+    is_amd() ? N_AVX3::f32_target("avx512") : N_AVX3::bf16_target("avx512-bf16"),
 #endif
 #if HWY_TARGETS & HWY_AVX2
-      N_AVX2::f32_target("avx2"),
+    N_AVX2::f32_target("avx2"),
 #endif
 #if HWY_TARGETS & HWY_SSE4
-      N_SSE4::f32_target("sse4"),
+    N_SSE4::f32_target("sse4"),
 #endif
 #if HWY_TARGETS & HWY_NEON
-      N_NEON::f32_target("neon"),    N_NEON::bf16_target("emulated-bf16"),
+    N_NEON::f32_target("neon"),
+    N_NEON::bf16_target("emulated-bf16"),
 #endif
 #if HWY_TARGETS & HWY_AVX2
-      N_AVX2::bf16_target("emulated-bf16"),
+    N_AVX2::bf16_target("emulated-bf16"),
 #endif
   };
   return table;

@@ -63,8 +63,8 @@ inline int64_t nodes_per_tile(const VerifyProblem& p) {
 inline int64_t tile_rows(const VerifyProblem& p) {
   return ceil_div(std::min(nodes_per_tile(p), max_nodes(p)) * p.heads, 16) * 16;
 }
-// Words from one row of a tile to the next: an odd number of cache lines at the usual widths, so that a column's
-// rows spread over all sets of the cache.
+// Words from one row of a tile to the next: an odd number of cache lines at the usual widths, so that a
+// column's rows spread over all sets of the cache.
 inline int64_t tile_row_stride(const VerifyProblem& p) {
   return row_width(p) + 16;
 }

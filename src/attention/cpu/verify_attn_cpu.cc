@@ -10,8 +10,8 @@
 namespace kdtree {
 namespace {
 
-// One request's share of the work: units (segment, tile), tiles side by side, so that threads read the same KV
-// at about the same time.
+// One request's share of the work: units (segment, tile), tiles side by side, so that threads read the same
+// KV at about the same time.
 struct RequestWork {
   int64_t first_unit;
   int64_t first_tile;
@@ -102,8 +102,7 @@ class Run {
     std::atomic_ref<int32_t> merged(shared_.merged[static_cast<size_t>(work.first_tile + index)]);
     for (int32_t seen = merged.load(); seen != segment; seen = merged.load())
       merged.wait(seen);
-    const Partial total =
-        shared_.total.from_row((view.row_begin + node_begin) * p_.heads, p_.latent_dim);
+    const Partial total = shared_.total.from_row((view.row_begin + node_begin) * p_.heads, p_.latent_dim);
     target_.merge((tile.node_end - node_begin) * p_.heads, p_.latent_dim, total, buffers.partial);
     if (end == work.positions) {
       target_.store(p_, tile, total);

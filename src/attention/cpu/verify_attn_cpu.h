@@ -1,6 +1,6 @@
-// The CPU backend: SIMD on the host, fp32 or bf16 products, all threads. A row's bits depend on that row's own
-// keys alone, in position order (docs/kernels/cpu.md), so a tree's row equals the same row decoded plainly, bit
-// for bit, in any company and on any number of threads.
+// The CPU backend: SIMD on the host, fp32 or bf16 products, all threads. A row's bits depend on that row's
+// own keys alone, in position order (docs/kernels/cpu.md), so a tree's row equals the same row decoded
+// plainly, bit for bit, in any company and on any number of threads.
 #pragma once
 
 #include <string>

@@ -65,10 +65,11 @@ class PlainDecoding {
     p.mask = nullptr;
     p.mask_indptr = nullptr;
     p.mask_row_stride = p.mask_column_offset = p.mask_skip_prefix = 0;
-    p.q = static_cast<const std::byte*>(p_.q) + (view.row_begin + node) * q_token_stride(p_) *
-                                                    dtype_size(static_cast<DType>(p_.q_dtype));
+    p.q = static_cast<const std::byte*>(p_.q) +
+          (view.row_begin + node) * q_token_stride(p_) * dtype_size(static_cast<DType>(p_.q_dtype));
     Row row;
-    row.out.resize(static_cast<size_t>(p_.heads * p_.latent_dim * dtype_size(static_cast<DType>(p_.out_dtype))));
+    row.out.resize(
+        static_cast<size_t>(p_.heads * p_.latent_dim * dtype_size(static_cast<DType>(p_.out_dtype))));
     row.lse.resize(p_.lse != nullptr ? static_cast<size_t>(p_.heads * dtype_size(lse_dtype(p_))) : 0);
     p.out = row.out.data();
     p.lse = p_.lse != nullptr ? row.lse.data() : nullptr;

@@ -101,8 +101,9 @@ TEST_P(Cpu, TheOrderOfSlotsChangesNoBit) {
     const size_t row = static_cast<size_t>(kv_row_stride(c.problem.scalars) * dtype_size(spec.kv_dtype));
     const size_t width = static_cast<size_t>(row_width(c.problem.scalars) * dtype_size(spec.kv_dtype));
     for (size_t s = 0; s < static_cast<size_t>(slots); ++s) {
-      std::copy_n(pool.begin() + static_cast<ptrdiff_t>(s * row), width,
-                  c.problem.kv.bytes.begin() + static_cast<ptrdiff_t>((static_cast<size_t>(slots) - 1 - s) * row));
+      std::copy_n(
+          pool.begin() + static_cast<ptrdiff_t>(s * row), width,
+          c.problem.kv.bytes.begin() + static_cast<ptrdiff_t>((static_cast<size_t>(slots) - 1 - s) * row));
     }
     for (Tensor* indices : {&c.problem.kv_indices, &c.problem.draft_slots}) {
       if (!indices->present()) continue;
