@@ -11,10 +11,11 @@
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | (HWY_AVX3 - 1) | HWY_SVE | HWY_SVE_256 | HWY_SVE2 | HWY_SVE2_128)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/tile.cc"
-// clang-format off: the first one includes this file again for each target
-#include <hwy/contrib/math/math-inl.h>
+// The first one includes this file again for each target.
+// clang-format off
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
+#include <hwy/contrib/math/math-inl.h>
 // clang-format on
 
 #include "attention/cpu/products-inl.h"
