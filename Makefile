@@ -49,9 +49,9 @@ format: ## Format the C and C++ sources
 	@$(SETUP) lint
 	@git ls-files -z '*.h' '*.c' '*.cc' | xargs -0 clang-format -i
 
-asan: ## The tests below the command under AddressSanitizer and UndefinedBehaviorSanitizer
+asan: ## The tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(SETUP)
-	@$(call build,asan,core_test tree_test attention_test kernels_test io_test capi_test example_verify)
+	@$(call build,asan)
 	@$(call check,asan)
 
 tsan: ## The tests of the C ABI and below under ThreadSanitizer

@@ -6,10 +6,12 @@
 Prints one JSON object a line: medians in µs of `sdpa` (gathered KV, dense mask, scaled_dot_product_attention),
 `matmul` (gathered KV, two matrix products around a softmax, bf16) and `matmul-f32` (the same in fp32 on KV that
 was converted outside of the timing), and the rates of `gemm` in GFLOP/s. A way is null where one run would take
-more than 20 seconds at the pace of the cell before.
+more than 20 seconds at the pace of the cell before, and all are where a copy of the KV for each head in fp32, which
+sdpa makes, fills more than a third of the memory.
 """
 
 import json
+import os
 import statistics
 import sys
 import time
@@ -39,6 +41,11 @@ def median_us(function):
 PACE = {}  # of each way, seconds a unit of work
 
 
+def fits(batch, keys):
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return batch * keys * HEADS * WIDTH * 4 < memory / 3
+
+
 def timed(name, work, function):
     if PACE.get(name, 0) * work > LONGEST:
         return None
@@ -49,6 +56,8 @@ def timed(name, work, function):
 
 def attention(batch, prefix, nodes):
     keys = prefix + nodes
+    if not fits(batch, keys):
+        return dict.fromkeys(("sdpa", "matmul", "matmul-f32"))
     pool = torch.randn(batch * keys, WIDTH).to(torch.bfloat16)
     slots = torch.randperm(batch * keys).view(batch, keys)
     query = torch.randn(batch, nodes, HEADS, WIDTH).to(torch.bfloat16)

@@ -7,6 +7,7 @@
 #include <tbb/global_control.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
+#include <tbb/task_group.h>
 
 #ifdef __SANITIZE_THREAD__
 #include <thread>
@@ -35,7 +36,13 @@ void parallel_run(int64_t count, const Body& body) {
   for (std::thread& thread : threads)
     thread.join();
 #else
-  tbb::parallel_for(int64_t{0}, count, body, tbb::simple_partitioner());
+  // On its own: neither cancelled with the caller's tasks nor interleaved with them, in the caller's
+  // floating-point mode.
+  tbb::task_group_context context(
+      tbb::task_group_context::isolated,
+      tbb::task_group_context::default_traits | tbb::task_group_context::fp_settings);
+  tbb::this_task_arena::isolate(
+      [&] { tbb::parallel_for(int64_t{0}, count, body, tbb::simple_partitioner(), context); });
 #endif
 }
 

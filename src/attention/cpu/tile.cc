@@ -51,7 +51,7 @@ HWY_INLINE hn::Vec<Words> round_to_bf16(Vector v) {
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d, 1));
   const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(d, 0x7fff)));
   // Adding could turn a NaN into something else.
-  return hn::IfThenElse(hn::RebindMask(d, hn::Ne(v, v)), hn::Or(bits, hn::Set(d, 0x400000)), rounded);
+  return hn::IfThenElse(hn::RebindMask(d, hn::IsNaN(v)), hn::Or(bits, hn::Set(d, 0x400000)), rounded);
 }
 
 // `count` elements, a multiple of 16, to floats.
@@ -64,6 +64,7 @@ void convert(const void* from, DType dtype, int64_t offset, int64_t count, float
         hn::StoreU(load_bf16(bits + c), d, to + c);
       return;
     }
+#if HWY_TARGET != HWY_SSE4  // whose conversion makes infinities and NaN finite
     case DType::f16: {
       const hn::Rebind<hwy::float16_t, Floats> d16;
       const auto* halves = static_cast<const hwy::float16_t*>(from) + offset;
@@ -72,6 +73,7 @@ void convert(const void* from, DType dtype, int64_t offset, int64_t count, float
       }
       return;
     }
+#endif
     case DType::f32:
       std::memcpy(to, static_cast<const float*>(from) + offset, static_cast<size_t>(count) * sizeof(float));
       return;
@@ -114,6 +116,7 @@ class Attend {
     std::fill_n(b_.partial.max, rows_stride_, kNothing);
     std::fill_n(b_.partial.sum, rows_stride_, 0.0f);
     std::fill_n(b_.partial.out, rows_stride_ * latent_, 0.0f);
+    std::fill(b_.unused_out.begin(), b_.unused_out.end(), 0.0f);
     for (int64_t node = tile_.node_begin; node < tile_.node_end; ++node) {
       keys_.select(tile_.parents, node);
       deepest = std::max(deepest, keys_.count());
@@ -287,20 +290,22 @@ class Attend {
     const Floats d;
     const auto scale = hn::Set(d, p_.scale * kv_scale(p_));
     const auto cap = hn::Set(d, p_.logit_cap);
-    const auto inverse_cap = hn::Set(d, 1.0f / p_.logit_cap);
     for (int64_t row = 0; row < rows_; row += kLanes) {
       float* scores = &b_.scores[static_cast<size_t>(row)];
       const Vector before = hn::LoadU(d, b_.partial.max + row);
       Vector most = before;
+      // What a maximum with NaN is, and its exponential, differs between instruction sets.
+      auto not_a_number = hn::IsNaN(before);
       for (int64_t i = 0; i < length; ++i) {
         Vector s = hn::Mul(hn::LoadU(d, scores + i * rows_stride_), scale);
         if (p_.logit_cap > 0.0f) {
           // -inf stands for a key that the row does not see.
           const auto seen = hn::Ge(s, hn::Set(d, kNothing));
-          s = hn::IfThenElse(seen, hn::Mul(cap, hn::Tanh(d, hn::Mul(s, inverse_cap))), s);
+          s = hn::IfThenElse(seen, hn::Mul(cap, hn::Tanh(d, hn::Div(s, cap))), s);
         }
         hn::StoreU(s, d, scores + i * rows_stride_);
-        most = hn::Max(most, s);
+        most = hn::IfThenElse(hn::Gt(s, most), s, most);
+        not_a_number = hn::Or(not_a_number, hn::IsNaN(s));
       }
       Vector sum = hn::Zero(d);
       for (int64_t i = 0; i < length; ++i) {
@@ -308,6 +313,7 @@ class Attend {
         sum = hn::Add(sum, weight);
         hn::StoreU(weight, d, scores + i * rows_stride_);
       }
+      sum = hn::IfThenElse(not_a_number, hn::Set(d, std::numeric_limits<float>::quiet_NaN()), sum);
       const Vector factor = hn::Exp(d, hn::Sub(before, most));
       hn::StoreU(factor, d, &b_.rescale[static_cast<size_t>(row)]);
       hn::StoreU(most, d, b_.partial.max + row);
@@ -362,16 +368,14 @@ class Attend {
 
   // Adds to the rows of one node.
   void accumulate_rows(const Block& own, int64_t count, int64_t row, int64_t position) {
-    alignas(64) float unused[kSumVectors * kLanes];
     for (int64_t first = 0; first < heads_; first += kSumRows) {
       const int64_t used = std::min(kSumRows, heads_ - first);
       for_each_column([&](auto vectors, int64_t column) {
         float* out[kSumRows];
         for (int64_t r = 0; r < used; ++r)
           out[r] = b_.partial.out + (row + first + r) * latent_;
-        std::fill_n(unused, kSumVectors * kLanes, 0.0f);
         for (int64_t r = used; r < kSumRows; ++r)
-          out[r] = unused - column;
+          out[r] = b_.unused_out.data();
         accumulate_tile<Products, vectors>(weights_at(position, row + first), rows_stride_, own.values,
                                            own.value_stride, ceil_div(count, kPerWord), out, column);
       });
@@ -420,13 +424,13 @@ void attend_bf16(const VerifyProblem& p, const RowTile& tile, int64_t begin, int
 void merge(int64_t rows, int64_t latent_dim, const Partial& total, const Partial& more) {
   const Floats d;
   for (int64_t r = 0; r < rows; ++r) {
-    if (more.max[r] == kNothing) continue;
+    if (more.max[r] == kNothing && more.sum[r] == 0.0f) continue;  // no keys
     const float most = std::max(total.max[r], more.max[r]);
     const float a = std::exp(total.max[r] - most);
     const float b = std::exp(more.max[r] - most);
     float* to = total.out + r * latent_dim;
     const float* from = more.out + r * latent_dim;
-    if (total.max[r] == kNothing) {
+    if (total.max[r] == kNothing && total.sum[r] == 0.0f) {
       total.max[r] = more.max[r];
       total.sum[r] = more.sum[r];
       std::copy_n(from, latent_dim, to);
@@ -469,7 +473,7 @@ void store(const VerifyProblem& p, const RowTile& tile, const Partial& total) {
     for (int64_t h = 0; h < p.heads; ++h) {
       const int64_t r = (node - tile.node_begin) * p.heads + h;
       float* out = total.out + r * p.latent_dim;
-      if (total.max[r] == kNothing) std::fill_n(out, p.latent_dim, 0.0f);
+      if (padding || total.max[r] == kNothing) std::fill_n(out, p.latent_dim, 0.0f);
       store_row(p, out, padding ? 0.0f : kv_scale(p) / total.sum[r],
                 t * out_token_stride(p) + h * out_head_stride(p));
       if (p.lse == nullptr) continue;
@@ -518,15 +522,18 @@ TileBuffers::TileBuffers(const VerifyProblem& p, Scratch& scratch)
       keys(scratch.take<const float*>(kBlock + kPathChunk)),
       query(scratch.take<float>(saturating_mul(tile_rows(p), tile_row_stride(p)))),
       tile(scratch.take<float>(saturating_mul(kBlock + kPathChunk, tile_row_stride(p)))),
-      scores(scratch.take<float>(kBlock * tile_rows(p))),
-      weights(scratch.take<float>(kBlock / 2 * tile_rows(p))),
+      // A register tile that begins in a tile's last rows reads past the end of them.
+      scores(scratch.take<float>(kBlock * tile_rows(p) + 16)),
+      weights(scratch.take<float>(kBlock / 2 * tile_rows(p) + 16)),
       rescale(scratch.take<float>(tile_rows(p))),
-      partial(tile_rows(p), p.latent_dim, scratch) {}
+      partial(tile_rows(p), p.latent_dim, scratch),
+      unused_out(scratch.take<float>(p.latent_dim)) {}
 
 std::span<const CpuTarget> cpu_targets() {
   static const CpuTarget table[] = {
 #if HWY_TARGETS & HWY_AVX3
-    // Intel's VDPBF16PS is slower than two fp32 products (docs/kernels/cpu.md); AMD's is twice as fast.
+    // Intel's VDPBF16PS is slower than the fp32 products it replaces; AMD publishes the full rate
+    // (docs/kernels/cpu.md).
     is_amd() ? N_AVX3::bf16_target("avx512-bf16") : N_AVX3::f32_target("avx512"),
     is_amd() ? N_AVX3::f32_target("avx512") : N_AVX3::bf16_target("avx512-bf16"),
 #endif

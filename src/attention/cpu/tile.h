@@ -80,6 +80,7 @@ struct TileBuffers {
   std::span<float> weights;             // [kBlock / 2, rows] pairs of weights in bf16
   std::span<float> rescale;             // [rows]
   Partial partial;
+  std::span<float> unused_out;  // [latent] for the rows of a register tile that no head fills
 
   TileBuffers(const VerifyProblem& problem, Scratch& scratch);
 };

@@ -73,8 +73,11 @@ class Run {
 
   // Takes units until none is left. Any number of threads, each with its own buffers.
   void work(const TileBuffers& buffers) {
-    for (int64_t u = next_unit_++; u < units() && !stopped_; u = next_unit_++) {
-      run_unit(u, buffers);
+    while (!stopped_) {
+      // A unit that was taken is done: the one after it waits.
+      const int64_t unit = next_unit_++;
+      if (unit >= units()) return;
+      run_unit(unit, buffers);
       if (progress_) report();
     }
   }

@@ -1,7 +1,12 @@
 // The cpu backend's promise: a row's bits follow from its own keys alone. On every SIMD target.
 #include "attention/cpu/verify_attn_cpu.h"
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdlib>
+#include <limits>
+#include <memory>
 
 #include <gtest/gtest.h>
 #include <tbb/global_control.h>
@@ -73,12 +78,29 @@ std::vector<std::byte> bytes_of(const OwnedProblem& problem) {
   return all;
 }
 
+// What a run leaves out shows.
+void poison_outputs(OwnedProblem& problem) {
+  std::ranges::fill(problem.out.bytes, std::byte{0xff});
+  std::ranges::fill(problem.lse.bytes, std::byte{0xff});
+}
+
+// Two tiles of many segments, which several threads have to merge in order.
+CaseSpec many_segments() {
+  CaseSpec spec = case_table().front();
+  spec.name = "many_segments";
+  spec.requests = {{20000, 40, TreeShape::random}};
+  return spec;
+}
+
 TEST_P(Cpu, TheNumberOfThreadsChangesNoBit) {
   const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, 64);
-  for (const CaseSpec& spec : case_table()) {
+  std::vector<CaseSpec> specs = case_table();
+  specs.push_back(many_segments());
+  for (const CaseSpec& spec : specs) {
     VerifyCase c = make(spec);
     std::vector<std::byte> first;
     for (const int threads : {1, 3, 64}) {
+      poison_outputs(c.problem);
       tbb::task_arena arena(threads);
       arena.execute([&] { ASSERT_TRUE(run_case(c.problem, KDTREE_BACKEND_CPU)) << spec.name; });
       const std::vector<std::byte> now = bytes_of(c.problem);
@@ -94,6 +116,7 @@ TEST_P(Cpu, TheOrderOfSlotsChangesNoBit) {
     CaseSpec spec = random_spec(seed);
     spec.index_dtype = DType::i64;
     VerifyCase c = make(spec);
+    poison_outputs(c.problem);
     ASSERT_TRUE(run_case(c.problem, KDTREE_BACKEND_CPU));
     const std::vector<std::byte> before = bytes_of(c.problem);
     const int64_t slots = c.problem.scalars.kv_slots;
@@ -111,8 +134,91 @@ TEST_P(Cpu, TheOrderOfSlotsChangesNoBit) {
         if (slot >= 0 && slot < slots) slot = slots - 1 - slot;
       }
     }
+    poison_outputs(c.problem);
     ASSERT_TRUE(run_case(c.problem, KDTREE_BACKEND_CPU));
     ASSERT_EQ(bytes_of(c.problem), before) << "seed " << seed;
+  }
+}
+
+// Whatever is in the query of a padding row and in the values of the prefix.
+TEST_P(Cpu, PaddingRowsAreZeroAndDisturbNobody) {
+  for (const int64_t prefix : {int64_t{30}, int64_t{1100}}) {
+    CaseSpec spec = case_table().front();
+    spec.q_dtype = spec.kv_dtype = DType::bf16;
+    spec.out_dtype = DType::f32;
+    spec.requests = {{prefix, 7, TreeShape::random, 3}};
+    VerifyCase c = make(spec);
+    poison_outputs(c.problem);
+    ASSERT_TRUE(run_case(c.problem, KDTREE_BACKEND_CPU));
+    const std::vector<std::byte> before = bytes_of(c.problem);
+    const size_t row = c.problem.q.bytes.size() / 7;
+    std::fill(c.problem.q.bytes.begin() + static_cast<ptrdiff_t>(4 * row), c.problem.q.bytes.end(),
+              std::byte{0xff});
+    poison_outputs(c.problem);
+    ASSERT_TRUE(run_case(c.problem, KDTREE_BACKEND_CPU));
+    EXPECT_EQ(bytes_of(c.problem), before);
+    const std::vector<float> out(c.problem.out.as<float>().begin(), c.problem.out.as<float>().end());
+    for (size_t i = out.size() / 7 * 4; i < out.size(); ++i)
+      EXPECT_EQ(std::bit_cast<uint32_t>(out[i]), 0u);
+    for (size_t i = 4 * static_cast<size_t>(spec.heads); i < 7 * static_cast<size_t>(spec.heads); ++i)
+      EXPECT_EQ(c.problem.lse.as<float>()[i], -std::numeric_limits<float>::infinity());
+  }
+}
+
+// NaN in one own key makes NaN of the rows that see it, and of no other, wherever it lies in a block.
+TEST_P(Cpu, NanReachesTheRowsThatSeeIt) {
+  for (const int64_t prefix : {3, 126, 127, 128, 511, 700}) {
+    CaseSpec spec = case_table().front();
+    spec.q_dtype = spec.kv_dtype = DType::f32;
+    spec.out_dtype = prefix % 2 == 0 ? DType::f32 : DType::bf16;
+    spec.draft_location = KDTREE_DRAFT_SEPARATE;
+    spec.requests = {{prefix, 12, TreeShape::random}};
+    VerifyCase c = make(spec);
+    const VerifyProblem& p = c.problem.scalars;
+    constexpr int64_t kSick = 1;
+    c.problem.draft_kv.as<float>()[static_cast<size_t>(kSick * draft_row_stride(p) + row_width(p) - 1)] =
+        std::numeric_limits<float>::quiet_NaN();
+    ASSERT_TRUE(run_case(c.problem, KDTREE_BACKEND_CPU));
+    const std::vector<double> out = testing::outputs(c.problem);
+    const std::vector<double> lse = testing::lses(c.problem);
+    const size_t row = out.size() / 12;
+    for (size_t node = 0; node < 12; ++node) {
+      bool sees = false;
+      for (int32_t n = static_cast<int32_t>(node); n >= 0; n = c.trees[0].parent[static_cast<size_t>(n)])
+        sees = sees || n == kSick;
+      for (size_t i = node * row; i < (node + 1) * row; ++i)
+        ASSERT_EQ(std::isnan(out[i]), sees) << "prefix " << prefix << " node " << node;
+      EXPECT_EQ(std::isnan(lse[node * static_cast<size_t>(spec.heads)]), sees);
+    }
+  }
+}
+
+// One node without a prefix: its output is its own value, exactly.
+TEST_P(Cpu, EveryHalfIsWidenedExactly) {
+  CaseSpec spec = case_table().front();
+  spec.heads = 1;
+  spec.latent_dim = 16;
+  spec.rope_dim = 0;
+  spec.kv_dtype = DType::f16;
+  spec.q_dtype = spec.out_dtype = DType::f32;
+  spec.draft_location = KDTREE_DRAFT_SEPARATE;
+  spec.tree_encoding = KDTREE_TREE_CHAIN;
+  spec.requests.assign(65536 / 16, {0, 1, TreeShape::chain});
+  VerifyCase c = make(spec);
+  const auto halves = c.problem.draft_kv.as<uint16_t>();
+  for (size_t i = 0; i < halves.size(); ++i)
+    halves[i] = static_cast<uint16_t>(i);
+  for (float& q : c.problem.q.as<float>())
+    q = 0.0f;
+  ASSERT_TRUE(run_case(c.problem, KDTREE_BACKEND_CPU));
+  const auto out = c.problem.out.as<float>();
+  for (size_t i = 0; i < 65536; ++i) {
+    const float expected = f16_to_float(static_cast<uint16_t>(i));
+    if (std::isfinite(expected)) {
+      ASSERT_EQ(out[i], expected) << i;
+    } else {
+      ASSERT_TRUE(std::isnan(out[i])) << i;  // 0 * infinity in its score
+    }
   }
 }
 
@@ -167,6 +273,28 @@ TEST(CpuBackend, ProgressCountsUnitsAndCanStop) {
   EXPECT_TRUE(run_verify(p, memory.get(), bytes, nullptr, progress));
   EXPECT_EQ(seen, (std::vector<int64_t>{1, 2}));
   EXPECT_EQ(expected_total, 5);
+}
+
+// A unit that was taken is finished, or those after it would wait for ever.
+TEST(CpuBackend, StoppingNeverHangs) {
+  const tbb::global_control limit(tbb::global_control::max_allowed_parallelism, 8);
+  VerifyCase c = make(many_segments());
+  VerifyProblem p = c.problem.params();
+  p.backend = KDTREE_BACKEND_CPU;
+  tbb::task_arena(8).execute([&] {
+    const size_t bytes = *verify_workspace_size(p);
+    std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(64, bytes), std::free);
+    for (int64_t stop = 1; stop <= 60; ++stop) {
+      int64_t last = 0;
+      const auto progress = [&](int64_t done, int64_t total) {
+        EXPECT_GE(total, 60);
+        last = done;
+        return done < stop;
+      };
+      ASSERT_TRUE(run_verify(p, memory.get(), bytes, nullptr, progress));
+      EXPECT_EQ(last, stop);
+    }
+  });
 }
 
 TEST(CpuBackend, TheTargetCanBeForced) {
