@@ -60,8 +60,9 @@ class Problem {
         out_(static_cast<size_t>(batch * nodes) * kHeads * kLatent) {
     Random random(7);
     std::iota(slots_.begin(), slots_.end(), 0);
-    for (size_t i = slots_.size(); i > 1; --i)
-      std::swap(slots_[i - 1], slots_[random.below(i)]);
+    for (size_t i = slots_.size(); i > 1; --i) {
+      std::swap(slots_[i - 1], slots_[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
+    }
     for (int64_t r = 0; r <= batch; ++r) {
       rows_.push_back(r * nodes);
       prefixes_.push_back(r * prefix);
@@ -69,9 +70,8 @@ class Problem {
     for (int64_t r = 0; r < batch; ++r) {
       for (int64_t i = 0; i < nodes; ++i) {
         // Wide at the root and a few levels deep, like a drafter's.
-        parents_.push_back(i == 0 ? -1
-                                  : static_cast<int32_t>(random.below(static_cast<uint64_t>(i + 2) / 3 + 1)));
-        if (i > 0) parents_.back() = std::min(parents_.back(), static_cast<int32_t>(i - 1));
+        const int64_t parent = i == 0 ? -1 : std::min(random.below((i + 2) / 3 + 1), i - 1);
+        parents_.push_back(static_cast<int32_t>(parent));
       }
     }
     p_ = KDTREE_INIT(kdtree_verify_attn_params);

@@ -80,9 +80,9 @@ struct TreeBuffers {
   std::span<uint64_t> bits;
 
   TreeBuffers(const VerifyProblem& problem, Scratch& scratch)
-      : parents(scratch.take<int32_t>(max_nodes(problem))), path(scratch.take<int32_t>(max_nodes(problem))) {
-    bits = scratch.take<uint64_t>(mask_words(problem));
-  }
+      : parents(scratch.take<int32_t>(max_nodes(problem))),
+        path(scratch.take<int32_t>(max_nodes(problem))),
+        bits(scratch.take<uint64_t>(mask_words(problem))) {}
 };
 
 // The most keys a row of the batch can see.
