@@ -47,12 +47,12 @@ std::optional<int64_t> case_bytes(const CaseSpec& spec) {
 void add_case_options(CLI::App& command, CaseOptions& o) {
   const auto list = [&](const char* name, std::vector<int64_t>& value, const char* help, int64_t least,
                         int64_t most) {
-    command.add_option(name, value, help)
-        ->delimiter(',')
-        ->allow_extra_args(false)
+    command
+        .add_option_function<std::string>(
+            name, [&value](const std::string& text) { value = parse_integers(text); }, help)
         ->type_name("N[,N...]")
-        ->check(integer_in(least, most))
-        ->capture_default_str();
+        ->check(integers_in(least, most))
+        ->default_str(fmt::format("{}", fmt::join(value, ",")));
   };
   const auto word = [&](const char* name, std::string& value, const char* help,
                         const std::vector<std::string>& words) {

@@ -127,15 +127,17 @@ void add_tree(CLI::App& app, Action& action) {
   command->add_option("LOGITS", o.logits,
                       "Drafter logits [positions, vocab], .npy or .safetensors; f32, bf16, f16");
   command->add_option("--tensor", o.tensor, "Tensor of the .safetensors file, when it holds several");
-  command->add_flag("--random", o.random, "Made-up logits instead of a file");
+  CLI::Option* random = command->add_flag("--random", o.random, "Made-up logits instead of a file");
   command->add_option("--seed", o.seed, "Seed of everything random")
       ->check(seed_value())
       ->capture_default_str();
   command->add_option("--positions", o.positions, "Draft positions, with --random")
       ->check(integer_in(1, kMostPositions))
+      ->needs(random)
       ->capture_default_str();
   command->add_option("--vocab", o.vocab, "Vocabulary, with --random")
       ->check(integer_in(1, kMostVocab))
+      ->needs(random)
       ->capture_default_str();
   command->add_option("--nodes", o.nodes, "Node budget, the root not counted")
       ->check(integer_in(0, kMostNodes))

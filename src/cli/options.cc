@@ -22,6 +22,18 @@ std::optional<T> parse_integer(const std::string& text) {
   return value;
 }
 
+// At commas; empty parts stay.
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  size_t begin = 0;
+  for (size_t comma = text.find(','); comma != std::string::npos; comma = text.find(',', begin)) {
+    parts.push_back(text.substr(begin, comma - begin));
+    begin = comma + 1;
+  }
+  parts.push_back(text.substr(begin));
+  return parts;
+}
+
 CLI::Validator validator(std::function<std::string(std::string&)> check, std::string description) {
   return CLI::Validator(std::move(check), std::move(description), "");
 }
@@ -41,6 +53,25 @@ CLI::Validator multiple_in(int64_t least, int64_t most, int64_t factor) {
         return fmt::format("'{}', expected {} in {} .. {}", text, kind, least, most);
       },
       fmt::format("in {} .. {}", least, most));
+}
+
+CLI::Validator integers_in(int64_t least, int64_t most) {
+  const CLI::Validator each = integer_in(least, most);
+  return validator(
+      [=](std::string& text) -> std::string {
+        for (std::string& part : split(text)) {
+          if (std::string error = each(part); !error.empty()) return error;
+        }
+        return "";
+      },
+      fmt::format("each in {} .. {}", least, most));
+}
+
+std::vector<int64_t> parse_integers(const std::string& text) {
+  std::vector<int64_t> values;
+  for (const std::string& part : split(text))
+    values.push_back(parse_integer<int64_t>(part).value_or(0));
+  return values;
 }
 
 CLI::Validator number_in(double least, double most) {

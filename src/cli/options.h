@@ -12,7 +12,10 @@ namespace kdtree::cli {
 
 // A decimal integer in [least, most].
 CLI::Validator integer_in(int64_t least, int64_t most);
-// The same, and a multiple of `factor`.
+// Such integers between commas, and their values (after the check).
+CLI::Validator integers_in(int64_t least, int64_t most);
+std::vector<int64_t> parse_integers(const std::string& text);
+// As integer_in, and a multiple of `factor`.
 CLI::Validator multiple_in(int64_t least, int64_t most, int64_t factor);
 // A finite decimal number in [least, most].
 CLI::Validator number_in(double least, double most);

@@ -144,6 +144,7 @@ TEST(Tree, BadInputIsNamed) {
   const ScratchFolder folder;
   expect_error(run({"tree"}), 2, "LOGITS: none, expected a file or --random");
   expect_error(run({"tree", "a.npy", "--random"}), 2, "not both");
+  expect_error(run({"tree", "a.npy", "--vocab", "9"}), 2, "--vocab requires --random");
   expect_error(run({"tree", "logits.txt"}), 2, "expected a .npy or .safetensors file");
   expect_error(run({"tree", folder.file("none.npy")}), 3, "none.npy");
   expect_error(run({"tree", "--random", "--vocab", "10", "--top-k", "11"}), 2,
