@@ -28,8 +28,8 @@ void parallel_run(int64_t count, const Body& body) {
   if (count < 1) return;
   if (count == 1) return body(0);
 #ifdef __SANITIZE_THREAD__
-  // ThreadSanitizer does not see how the uninstrumented library hands work over. These threads allocate, so the
-  // tsan preset leaves the test of allocations out.
+  // ThreadSanitizer does not see how the uninstrumented library hands work over. These threads allocate, so
+  // the tsan preset leaves the test of allocations out.
   std::vector<std::thread> threads;
   for (int64_t i = 1; i < count; ++i)
     threads.emplace_back([&body, i] { body(i); });
