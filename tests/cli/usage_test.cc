@@ -36,7 +36,8 @@ TEST(Usage, ErrorsNameTheOptionTheValueAndWhatWasExpected) {
                "--latent-dim: '100', expected a multiple of 16");
   expect_error(run({"make-case", "--logit-cap", "nan", "x"}), 2, "--logit-cap: 'nan', expected a number");
   expect_error(run({"make-case", "--shape", "combs", "x"}), 2, "did you mean 'comb'?");
-  expect_error(run({"make-case", "--nodes", "1,,2", "x"}), 2, "--nodes: '', expected an integer in 1 .. 65536");
+  expect_error(run({"make-case", "--nodes", "1,,2", "x"}), 2,
+               "--nodes: '', expected an integer in 1 .. 65536");
   expect_error(run({"make-case", "--prefix", "7,8x", "x"}), 2, "--prefix: '8x', expected an integer");
   expect_error(run({"verify"}), 2, "PATH");
   expect_error(run({"tree", "--bogus"}), 2, "--bogus");
