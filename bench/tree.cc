@@ -12,8 +12,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "bench/cell.h"
 #include "cases/random.h"
-#include "cli/cpu_info.h"
 #include "cli/timing.h"
 #include "core/dtype.h"
 #include "kdtree/kdtree.h"
@@ -21,17 +21,7 @@
 namespace kdtree {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr int kRepeat = 101;
-
-void check(int32_t status) {
-  if (status == KDTREE_OK) return;
-  char message[512];
-  kdtree_last_error(message, sizeof(message));
-  std::fprintf(stderr, "bench_tree: %s: %s\n", kdtree_status_name(status), message);
-  std::exit(1);
-}
 
 cli::Timing measure(const std::function<int32_t()>& function) {
   const auto timing = cli::time_runs(
@@ -45,21 +35,11 @@ cli::Timing measure(const std::function<int32_t()>& function) {
 
 struct Output {
   Json heapq;
-  std::string date;
-  std::string commit;
+  Origin origin;
   void cell(const std::string& backend, const Json& case_fields, const cli::Timing& timing, const Json& rate,
             const std::string& baseline, double baseline_us) const {
-    Json json{{"bench", "tree"}, {"backend", backend}, {"case", case_fields}};
-    json["us"] = timing.median_us;
-    json["min_us"] = timing.min_us;
-    json.update(rate);
-    json["baseline"] = baseline;
-    json["baseline_us"] = baseline_us;
-    json["ratio"] = baseline_us / timing.median_us;
-    json["machine"] = cli::machine_name();
-    json["date"] = date;
-    json["commit"] = commit;
-    std::printf("%s\n", json.dump().c_str());
+    print_cell({{"bench", "tree"}, {"backend", backend}, {"case", case_fields}}, timing, rate, baseline,
+               baseline_us, origin);
   }
 };
 
@@ -222,7 +202,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   std::ifstream file(argv[1]);
-  const kdtree::Output output{kdtree::Json::parse(file), argv[2], argv[3]};
+  const kdtree::Output output{kdtree::Json::parse(file), {argv[2], argv[3]}};
   kdtree::bench_build(output, 1, 15, 64, 64);
   kdtree::bench_build(output, 1, 15, 1024, 1024);
   kdtree::bench_build(output, 32, 15, 64, 64);

@@ -15,8 +15,8 @@
 #include <tbb/info.h>
 
 #include "attention/cpu/tile.h"
+#include "bench/cell.h"
 #include "cases/random.h"
-#include "cli/cpu_info.h"
 #include "cli/timing.h"
 #include "core/dtype.h"
 #include "kdtree/kdtree.h"
@@ -24,21 +24,11 @@
 namespace kdtree {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr int32_t kHeads = 8;
 constexpr int32_t kLatent = 512;
 constexpr int32_t kRope = 64;
 constexpr int32_t kWidth = kLatent + kRope;
 constexpr int kRepeat = 7;
-
-void check(int32_t status) {
-  if (status == KDTREE_OK) return;
-  char message[512];
-  kdtree_last_error(message, sizeof(message));
-  std::fprintf(stderr, "bench_verify_attn: %s: %s\n", kdtree_status_name(status), message);
-  std::exit(1);
-}
 
 // bf16 bits of numbers of both signs around 1: what they are does not change the time.
 std::vector<uint16_t> random_bf16(size_t count, uint64_t seed) {
@@ -146,19 +136,8 @@ struct Torch {
   }
 };
 
-void print(Json json, const cli::Timing& timing, double work, const std::string& baseline, double baseline_us,
-           const std::string& date, const std::string& commit) {
-  json["us"] = timing.median_us;
-  json["min_us"] = timing.min_us;
-  json["tflops"] = work / timing.median_us * 1e-6;
-  json["baseline"] = baseline;
-  json["baseline_us"] = baseline_us;
-  json["ratio"] = baseline_us / timing.median_us;
-  json["machine"] = cli::machine_name();
-  json["date"] = date;
-  json["commit"] = commit;
-  std::printf("%s\n", json.dump().c_str());
-  std::fflush(stdout);
+Json tflops(double work, const cli::Timing& timing) {
+  return {{"tflops", work / timing.median_us * 1e-6}};
 }
 
 Json cell(int64_t batch, int64_t prefix, int64_t nodes, int64_t threads) {
@@ -172,7 +151,7 @@ Json cell(int64_t batch, int64_t prefix, int64_t nodes, int64_t threads) {
             {"target", (*choose_cpu_target())->name}}}};
 }
 
-void run(const Torch& torch, const std::string& date, const std::string& commit) {
+void run(const Torch& torch, const Origin& origin) {
   const int64_t threads = tbb::info::default_concurrency();
   const std::vector<uint16_t> pool = random_bf16(size_t{8} * (65536 + 64) * kWidth, 5);
   for (const int64_t batch : {1, 8}) {
@@ -199,7 +178,7 @@ void run(const Torch& torch, const std::string& date, const std::string& commit)
         const auto timing = problem.measure();
         for (const char* gemm : {"of_gemm_bf16", "of_gemm_f32"})
           json[gemm] = json[gemm].get<double>() * 1e-3 / timing.median_us;
-        print(json, timing, flop(batch, prefix, nodes), baseline, baseline_us, date, commit);
+        print_cell(json, timing, tflops(flop(batch, prefix, nodes), timing), baseline, baseline_us, origin);
       }
     }
   }
@@ -212,7 +191,8 @@ void run(const Torch& torch, const std::string& date, const std::string& commit)
       Problem problem(1, 8192, nodes, pool);
       const auto timing = problem.measure();
       if (used == 1) one = timing.median_us;
-      print(cell(1, 8192, nodes, used), timing, flop(1, 8192, nodes), "cpu, 1 thread", one, date, commit);
+      print_cell(cell(1, 8192, nodes, used), timing, tflops(flop(1, 8192, nodes), timing), "cpu, 1 thread",
+                 one, origin);
     }
   }
 }
@@ -225,6 +205,6 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: bench_verify_attn TORCH_JSONL DATE COMMIT (run bench/run)\n");
     return 2;
   }
-  kdtree::run(kdtree::Torch(argv[1]), argv[2], argv[3]);
+  kdtree::run(kdtree::Torch(argv[1]), {argv[2], argv[3]});
   return 0;
 }

@@ -21,18 +21,13 @@ using testing::CpuTargetChoice;
 using testing::host_backends;
 using testing::HostBackend;
 using testing::lses;
+using testing::make;
 using testing::max_error;
 using testing::outputs;
 using testing::random_spec;
 using testing::reference_attention;
 using testing::relative_frobenius;
 using testing::run_case;
-
-VerifyCase make(const CaseSpec& spec) {
-  auto made = make_verify_case(spec);
-  EXPECT_TRUE(made) << made.error().message;
-  return std::move(*made);
-}
 
 // What rounding the output once allows, and the arithmetic of the backend on top.
 double tolerance(const CaseSpec& spec, int32_t backend) {

@@ -14,6 +14,12 @@
 
 namespace kdtree::testing {
 
+inline VerifyCase make(const CaseSpec& spec) {
+  auto made = make_verify_case(spec);
+  EXPECT_TRUE(made) << made.error().message;
+  return std::move(*made);
+}
+
 // Workspace as the library asks for it, poisoned, so that reading it before writing shows.
 inline Status run_problem(const VerifyProblem& p) {
   const auto bytes = verify_workspace_size(p);

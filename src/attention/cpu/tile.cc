@@ -106,7 +106,7 @@ class Attend {
         words_(row_width(p) / kPerWord),
         row_stride_(tile_row_stride(p)),
         rows_((tile.node_end - tile.node_begin) * heads_),
-        rows_stride_(tile_rows(p)),
+        rows_stride_(b.rows),
         prefix_(tile.view.prefix_length),
         keys_(p, tile.view, b.path) {}
 
@@ -207,7 +207,6 @@ class Attend {
         convert(rows[i], kv_dtype_, 0, row_width(p_), tile + i * row_stride_);
         keys[i] = tile + i * row_stride_;
       }
-      return {keys, tile, row_stride_};
     } else {
       for (int64_t i = 0; i < count; ++i)
         keys[i] = reinterpret_cast<const float*>(rows[i]);
@@ -218,8 +217,8 @@ class Attend {
         const auto* odd = i + 1 < count ? reinterpret_cast<const uint16_t*>(rows[i + 1]) : nullptr;
         interleave(even, odd, tile + i / 2 * row_stride_);
       }
-      return {keys, tile, row_stride_};
     }
+    return {keys, tile, row_stride_};
   }
 
   void interleave(const uint16_t* even, const uint16_t* odd, float* to) {
@@ -517,16 +516,17 @@ bool is_amd() {
 }  // namespace
 
 TileBuffers::TileBuffers(const VerifyProblem& p, Scratch& scratch)
-    : path(scratch.take<int32_t>(max_nodes(p))),
+    : rows(tile_rows(p)),
+      path(scratch.take<int32_t>(max_nodes(p))),
       kv_rows(scratch.take<const std::byte*>(kBlock)),
       keys(scratch.take<const float*>(kBlock + kPathChunk)),
-      query(scratch.take<float>(saturating_mul(tile_rows(p), tile_row_stride(p)))),
+      query(scratch.take<float>(saturating_mul(rows, tile_row_stride(p)))),
       tile(scratch.take<float>(saturating_mul(kBlock + kPathChunk, tile_row_stride(p)))),
       // A register tile that begins in a tile's last rows reads past the end of them.
-      scores(scratch.take<float>(kBlock * tile_rows(p) + 16)),
-      weights(scratch.take<float>(kBlock / 2 * tile_rows(p) + 16)),
-      rescale(scratch.take<float>(tile_rows(p))),
-      partial(tile_rows(p), p.latent_dim, scratch),
+      scores(scratch.take<float>(kBlock * rows + 16)),
+      weights(scratch.take<float>(kBlock / 2 * rows + 16)),
+      rescale(scratch.take<float>(rows)),
+      partial(rows, p.latent_dim, scratch),
       unused_out(scratch.take<float>(p.latent_dim)) {}
 
 std::span<const CpuTarget> cpu_targets() {

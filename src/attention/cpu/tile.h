@@ -71,7 +71,8 @@ inline int64_t tile_row_stride(const VerifyProblem& p) {
 
 // The working memory of one thread.
 struct TileBuffers {
-  std::span<int32_t> path;              // [max nodes] see VisibleKeys
+  int64_t rows;             // tile_rows: of the arrays below, and from one position's scores to the next
+  std::span<int32_t> path;  // [max nodes] see VisibleKeys
   std::span<const std::byte*> kv_rows;  // [kBlock]
   std::span<const float*> keys;         // [kBlock + kPathChunk]
   std::span<float> query;               // [rows, row stride]

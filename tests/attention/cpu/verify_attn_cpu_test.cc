@@ -24,15 +24,10 @@ namespace {
 using testing::case_table;
 using testing::CpuTargetChoice;
 using testing::HostBackend;
+using testing::make;
 using testing::PlainDecoding;
 using testing::random_spec;
 using testing::run_case;
-
-VerifyCase make(const CaseSpec& spec) {
-  auto made = make_verify_case(spec);
-  EXPECT_TRUE(made) << made.error().message;
-  return std::move(*made);
-}
 
 class Cpu : public ::testing::TestWithParam<HostBackend> {
   CpuTargetChoice choice_{GetParam().cpu_target};
