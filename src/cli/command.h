@@ -17,5 +17,8 @@ void add_tree(CLI::App& app, Action& action);
 void add_make_case(CLI::App& app, Action& action);
 void add_verify(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+void add_generate(CLI::App& app, Action& action);
+void add_capture(CLI::App& app, Action& action);
+void add_tune(CLI::App& app, Action& action);
 
 }  // namespace kdtree::cli

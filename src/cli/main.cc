@@ -18,11 +18,12 @@ namespace kdtree::cli {
 namespace {
 
 constexpr const char* kDescription =
-    "Draft trees for speculative decoding: build and draw them, record verify steps, check and time "
-    "backends.";
+    "Speculative decoding with draft trees: generate text, build and draw trees, record verify steps, check "
+    "and time backends.";
 
 constexpr const char* kFooter =
     "Examples:\n"
+    "  kdtree generate --model target --draft drafter --prompt 'def main():'\n"
     "  kdtree tree --random --svg tree.svg\n"
     "  kdtree make-case --prefix 100,37 --nodes 16 --with-output step.safetensors\n"
     "  kdtree verify step.safetensors\n"
@@ -61,6 +62,9 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", fmt::format("kdtree {}", kdtree_version()));
   app.require_subcommand(1);
   Action action;
+  add_generate(app, action);
+  add_tune(app, action);
+  add_capture(app, action);
   add_info(app, action);
   add_tree(app, action);
   add_make_case(app, action);

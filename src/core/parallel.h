@@ -47,4 +47,15 @@ void parallel_run(int64_t count, const Body& body) {
 #endif
 }
 
+// body(row) for every row, on several threads where that pays. `work` counts the elements a row has.
+template <class Body>
+void parallel_rows(int64_t rows, int64_t work, const Body& body) {
+  constexpr int64_t kElementsPerThread = 1 << 14;  // some microseconds of arithmetic
+  const int64_t threads = std::clamp<int64_t>(rows * work / kElementsPerThread, 1, thread_limit());
+  parallel_run(threads, [&](int64_t thread) {
+    for (int64_t r = rows * thread / threads; r < rows * (thread + 1) / threads; ++r)
+      body(r);
+  });
+}
+
 }  // namespace kdtree

@@ -5,7 +5,7 @@
 namespace kdtree {
 
 Result<Acceptance> accept_path(std::span<const int32_t> parents, std::span<const int32_t> tokens,
-                               std::span<const int32_t> target_tokens, const AcceptLimits& limits,
+                               const TargetToken& target_token, const AcceptLimits& limits,
                                std::span<int32_t> path, std::span<int32_t> emitted) {
   Acceptance result;
   size_t node = 0;
@@ -17,7 +17,9 @@ Result<Acceptance> accept_path(std::span<const int32_t> parents, std::span<const
                   std::min(path.size(), emitted.size()));
     }
     // This row is committed; what the target says there is emitted.
-    const int32_t token = target_tokens[node];
+    const auto asked = target_token(static_cast<int32_t>(node));
+    if (!asked) return tl::unexpected<Error>(asked.error());
+    const int32_t token = *asked;
     path[row] = static_cast<int32_t>(node);
     emitted[row] = token;
     result.count += 1;
@@ -36,6 +38,16 @@ Result<Acceptance> accept_path(std::span<const int32_t> parents, std::span<const
     if (scan == parents.size()) return result;
     node = scan++;
   }
+}
+
+Result<Acceptance> accept_path(std::span<const int32_t> parents, std::span<const int32_t> tokens,
+                               std::span<const int32_t> target_tokens, const AcceptLimits& limits,
+                               std::span<int32_t> path, std::span<int32_t> emitted) {
+  // One pointer: std::function keeps it without allocating.
+  const TargetToken lookup = [&target_tokens](int32_t node) -> Result<int32_t> {
+    return target_tokens[static_cast<size_t>(node)];
+  };
+  return accept_path(parents, tokens, lookup, limits, path, emitted);
 }
 
 }  // namespace kdtree

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "core/status.h"
@@ -23,6 +24,12 @@ struct Acceptance {
 // distinct. `path` and `emitted` receive `count` entries. Errors: KDTREE_BUFFER_TOO_SMALL.
 Result<Acceptance> accept_path(std::span<const int32_t> parents, std::span<const int32_t> tokens,
                                std::span<const int32_t> target_tokens, const AcceptLimits& limits,
+                               std::span<int32_t> path, std::span<int32_t> emitted);
+
+// The same with a target that is asked for the nodes on the path alone, in order; its error ends the walk.
+using TargetToken = std::function<Result<int32_t>(int32_t node)>;
+Result<Acceptance> accept_path(std::span<const int32_t> parents, std::span<const int32_t> tokens,
+                               const TargetToken& target_token, const AcceptLimits& limits,
                                std::span<int32_t> path, std::span<int32_t> emitted);
 
 }  // namespace kdtree

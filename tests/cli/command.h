@@ -17,6 +17,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/temporary_directory.h"
+
 namespace kdtree::cli_test {
 
 inline std::string read_file(const std::string& path) {
@@ -25,25 +27,6 @@ inline std::string read_file(const std::string& path) {
   text << file.rdbuf();
   return text.str();
 }
-
-// A folder that goes away with the object.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    std::string path = testing::TempDir() + "kdtree_cli_XXXXXX";
-    if (mkdtemp(path.data()) == nullptr) std::abort();
-    path_ = path;
-  }
-  ~ScratchFolder() { std::filesystem::remove_all(path_); }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
 
 struct Outcome {
   int code = -1;  // exit code; -signal when a signal ended it
@@ -89,7 +72,7 @@ class RunningCommand {
     dup2(descriptor, to);
   }
 
-  ScratchFolder folder_;
+  TemporaryDirectory folder_;
   pid_t process_ = 0;
 };
 

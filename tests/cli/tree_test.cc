@@ -32,7 +32,7 @@ Tensor target_tokens(const std::vector<int64_t>& tokens) {
 }
 
 TEST(Tree, FileGivesTheMostProbablePrefixes) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   for (const DType dtype : {DType::f32, DType::f16}) {
     write(folder.file("logits.npy"), small_logits(dtype));
     const Outcome outcome = run(
@@ -54,7 +54,7 @@ TEST(Tree, FileGivesTheMostProbablePrefixes) {
 }
 
 TEST(Tree, TargetFileSelectsTheAcceptedPath) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   write(folder.file("logits.npy"), small_logits(DType::f32));
   write(folder.file("target.npy"), target_tokens({1, 5, 5, 0, 3}));
   const std::vector<std::string> arguments = {"tree",     folder.file("logits.npy"), "--nodes", "4",
@@ -81,7 +81,7 @@ TEST(Tree, TargetFileSelectsTheAcceptedPath) {
 }
 
 TEST(Tree, SafetensorsNeedANameWhenThereAreSeveral) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   const std::string path = folder.file("logits.safetensors");
   const Tensor a = small_logits(DType::bf16);
   const Tensor b(DType::i32, {3});
@@ -115,7 +115,7 @@ TEST(Tree, BudgetZeroIsTheRootAlone) {
 }
 
 TEST(Tree, SvgIsWellFormed) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   for (const char* nodes : {"0", "1", "24", "700"}) {
     ASSERT_EQ(run({"tree", "--random", "--nodes", nodes, "--svg", folder.file("tree.svg")}).code, 0);
     const std::string svg = read_file(folder.file("tree.svg"));
@@ -141,7 +141,7 @@ TEST(Tree, XmlCheckItselfRejects) {
 }
 
 TEST(Tree, BadInputIsNamed) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   expect_error(run({"tree"}), 2, "LOGITS: none, expected a file or --random");
   expect_error(run({"tree", "a.npy", "--random"}), 2, "not both");
   expect_error(run({"tree", "a.npy", "--vocab", "9"}), 2, "--vocab requires --random");

@@ -24,9 +24,9 @@ TEST(Usage, HelpOfEachSubcommandHasExamples) {
 
 TEST(Usage, ErrorsNameTheOptionTheValueAndWhatWasExpected) {
   expect_error(run({}), 2, "no subcommand, expected one of info");
-  expect_error(
-      run({"tre"}), 2,
-      "subcommand 'tre', expected one of info, tree, make-case, verify, bench; did you mean 'tree'?");
+  expect_error(run({"tre"}), 2,
+               "subcommand 'tre', expected one of generate, tune, capture, info, tree, make-case, verify, "
+               "bench; did you mean 'tree'?");
   expect_error(run({"tree", "--random", "--nodes", "-1"}), 2,
                "--nodes: '-1', expected an integer in 0 .. 65536");
   expect_error(run({"tree", "--random", "--nodes", "12x"}), 2, "--nodes: '12x', expected an integer");
@@ -55,7 +55,7 @@ TEST(Usage, CtrlCStopsWithCode130) {
 }
 
 TEST(Usage, CtrlCLeavesNoPartialFile) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   const RunningCommand command({"make-case", "--heads", "64", "--prefix", "4000", "--nodes", "65",
                                 "--with-output", folder.file("a.safetensors")});
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
@@ -65,7 +65,7 @@ TEST(Usage, CtrlCLeavesNoPartialFile) {
 }
 
 TEST(Usage, ClosedPipeIsHarmless) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   // The reader leaves at once; the command must say nothing and succeed all the same.
   const std::string script =
       fmt::format("bash -c '{{ {} tree --random --nodes 4000 --json; echo \"code $?\" >&2; }} 2> {} | true'",
@@ -75,7 +75,7 @@ TEST(Usage, ClosedPipeIsHarmless) {
 }
 
 TEST(Usage, AFullDeviceIsAnError) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   const std::string script =
       fmt::format("{} tree --random > /dev/full 2> {}", KDTREE_COMMAND, folder.file("err"));
   const int status = std::system(script.c_str());

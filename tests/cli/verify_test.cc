@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string make_case(const ScratchFolder& folder, const std::string& name,
+std::string make_case(const TemporaryDirectory& folder, const std::string& name,
                       std::vector<std::string> options = {}) {
   std::vector<std::string> arguments = {"make-case", "--heads",    "4",   "--latent-dim",
                                         "64",        "--rope-dim", "16",  "--prefix",
@@ -38,7 +38,7 @@ void save(const std::string& path, const Bundle& bundle) {
 }
 
 TEST(MakeCase, RecordsAVerifyStep) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   const Bundle bundle = load(make_case(folder, "a.safetensors"));
   EXPECT_EQ(bundle.problem.scalars.batch, 2);
   EXPECT_EQ(bundle.tokens.size(), 13);
@@ -53,7 +53,7 @@ TEST(MakeCase, RecordsAVerifyStep) {
 }
 
 TEST(MakeCase, ProvenanceMakesTheSameBytes) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   const std::string first = make_case(folder, "a.safetensors", {"--seed", "5", "--shape", "comb"});
   const std::string shell = load(first).provenance.at("command");
   std::vector<std::string> arguments;
@@ -75,7 +75,7 @@ TEST(MakeCase, RejectsWhatNoMachineHolds) {
 }
 
 TEST(Verify, PassesEveryKindOfBundle) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   make_case(folder, "a.safetensors");
   make_case(folder, "b.safetensors", {"--dtype", "f32", "--encoding", "parents", "--index", "i64"});
   make_case(folder, "c.safetensors", {"--dtype", "f16", "--encoding", "mask", "--draft", "separate"});
@@ -102,7 +102,7 @@ TEST(Verify, PassesEveryKindOfBundle) {
 }
 
 TEST(Verify, NamesTheTamperedRow) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   const std::string path = make_case(folder, "a.safetensors");
   Bundle bundle = load(path);
   // Request 1 starts at row 9: its node 2, head 3, element 17.
@@ -123,7 +123,7 @@ TEST(Verify, NamesTheTamperedRow) {
 }
 
 TEST(Verify, NaNNeverPasses) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   const std::string path = make_case(folder, "a.safetensors");
   Bundle bundle = load(path);
   bundle.problem.out.set(5, std::numeric_limits<double>::quiet_NaN());
@@ -136,7 +136,7 @@ TEST(Verify, NaNNeverPasses) {
 }
 
 TEST(Verify, ComparesTheLse) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   const std::string path = make_case(folder, "a.safetensors");
   Bundle bundle = load(path);
   bundle.problem.lse.set(6, bundle.problem.lse.value(6) + 0.5);
@@ -147,7 +147,7 @@ TEST(Verify, ComparesTheLse) {
 }
 
 TEST(Verify, WalksTheAcceptanceAgain) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   const std::string path = make_case(folder, "a.safetensors");
   Bundle bundle = load(path);
   // A target token that no child of the root has: the walk stops at once.
@@ -164,7 +164,7 @@ TEST(Verify, WalksTheAcceptanceAgain) {
 }
 
 TEST(Verify, ShowLimitsTheRows) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   const std::string path = make_case(folder, "a.safetensors");
   Bundle bundle = load(path);
   for (int64_t i = 0; i < bundle.problem.out.size(); i += 64)
@@ -176,7 +176,7 @@ TEST(Verify, ShowLimitsTheRows) {
 }
 
 TEST(Verify, AnEmptySelectionIsAnError) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   expect_error(run({"verify", folder.path()}), 3, "no *.safetensors file");
   expect_error(run({"verify", folder.file("none.safetensors")}), 3, "none.safetensors");
   const std::string path = make_case(folder, "a.safetensors");
@@ -186,7 +186,7 @@ TEST(Verify, AnEmptySelectionIsAnError) {
 }
 
 TEST(Verify, ChosenBackendsRunInOrder) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   const std::string path = make_case(folder, "a.safetensors");
   const Json chosen =
       Json::parse(run({"verify", path, "--backend", "oracle", "--backend", "cpu", "--json"}).out);
@@ -197,7 +197,7 @@ TEST(Verify, ChosenBackendsRunInOrder) {
 }
 
 TEST(Verify, ADamagedFileDoesNotHideTheOthers) {
-  const ScratchFolder folder;
+  const TemporaryDirectory folder;
   const std::string good = make_case(folder, "b.safetensors");
   std::ofstream(folder.file("a.safetensors")) << read_file(good).substr(0, 1000);
   const Outcome outcome = run({"verify", folder.path()});

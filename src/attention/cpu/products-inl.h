@@ -11,29 +11,18 @@
 #endif
 
 #include <cstdint>
-#include <utility>
 
 #include <hwy/highway.h>
 
-// Lambdas of the inner loops: compiled for the target, and never called.
-#undef KDTREE_INLINE
-#define KDTREE_INLINE HWY_ATTR __attribute__((always_inline))
+#include "core/simd-inl.h"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 HWY_BEFORE_NAMESPACE();
 namespace kdtree {
 namespace HWY_NAMESPACE {
 
-namespace hn = hwy::HWY_NAMESPACE;
-
-using Floats = hn::ScalableTag<float>;
-using Vector = hn::Vec<Floats>;
-using Quad = hn::Vec<hn::FixedTag<float, 4>>;
-
-constexpr int64_t kLanes = HWY_MAX_BYTES / 4;
 // Register tiles: the accumulators and operands must fit the 16 or 32 vector registers there are, and the row
 // pointers of dot_tile the 16 general ones (8 rows x 3 keys ran at half the speed of 4 x 6).
-constexpr bool kManyRegisters = HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64;
 constexpr int64_t kDotRows = 4;
 constexpr int64_t kDotKeys = kManyRegisters ? 6 : 3;
 constexpr int64_t kSumRows = kManyRegisters ? 8 : 4;
@@ -67,39 +56,6 @@ struct Bf16Products {
   }
 #endif
 };
-
-template <class F, size_t... I>
-HWY_INLINE void unroll(std::index_sequence<I...>, const F& f) {
-  (f(std::integral_constant<size_t, I>{}), ...);
-}
-// f(0) ... f(kCount - 1), their arguments compile-time constants.
-template <size_t kCount, class F>
-HWY_INLINE void unroll(const F& f) {
-  unroll(std::make_index_sequence<kCount>{}, f);
-}
-
-template <class V>
-HWY_INLINE Quad fold_to_quad(V v) {
-  if constexpr (sizeof(v) == 16) {
-    return v;
-  } else {
-    const hn::DFromV<V> d;
-    const hn::Half<decltype(d)> half;
-    return fold_to_quad(hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
-  }
-}
-
-// Lane i of the result: the sum of the lanes of v[i].
-HWY_INLINE Quad sums_of_lanes(const Vector* v) {
-  const hn::FixedTag<float, 4> d;
-  const Quad a = fold_to_quad(v[0]);
-  const Quad b = fold_to_quad(v[1]);
-  const Quad c = fold_to_quad(v[2]);
-  const Quad e = fold_to_quad(v[3]);
-  const Quad ab = hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b));  // a02 b02 a13 b13
-  const Quad ce = hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e));
-  return hn::Add(hn::ConcatLowerLower(d, ce, ab), hn::ConcatUpperUpper(d, ce, ab));
-}
 
 // to[k * to_stride + r] = dot(query row r, key k) for kDotRows rows and kDotKeys keys.
 template <class Products>

@@ -39,11 +39,6 @@ constexpr int64_t kKeyGroup = 12;
 constexpr int64_t kValueGroup = 64;
 static_assert(kKeyGroup % kDotKeys == 0);
 
-HWY_INLINE Vector load_bf16(const uint16_t* from) {
-  const hn::Rebind<uint16_t, Floats> d16;
-  return hn::BitCast(Floats(), hn::ShiftLeft<16>(hn::PromoteTo(Words(), hn::LoadU(d16, from))));
-}
-
 // The upper half of each word: its float rounded to bf16, to nearest even.
 HWY_INLINE hn::Vec<Words> round_to_bf16(Vector v) {
   const Words d;

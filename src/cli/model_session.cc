@@ -1,0 +1,248 @@
+#include "cli/model_session.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include <unistd.h>
+
+#include "cli/cpu_info.h"
+#include "cli/memory.h"
+#include "cli/options.h"
+#include "core/parallel.h"
+#include "kdtree/kdtree.h"
+
+namespace kdtree::cli {
+namespace {
+
+constexpr int64_t kMostThreads = 1024;
+constexpr int64_t kMostNodes = 65536;
+constexpr int64_t kMostTokens = int64_t{1} << 40;
+
+Result<std::string> read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (!file || std::filesystem::is_directory(path)) {
+    return fail(KDTREE_IO_ERROR, "--prompt-file: {}: cannot be read", path);
+  }
+  return text;
+}
+
+// FNV-1a: the name of a file, no more.
+uint64_t hash(const std::string& text) {
+  uint64_t value = 14695981039346656037u;
+  for (const char c : text)
+    value = (value ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  return value;
+}
+
+std::string absolute(const std::string& path) {
+  std::error_code error;
+  const auto canonical = std::filesystem::weakly_canonical(path, error);
+  return error ? path : canonical.string();
+}
+
+std::string cache_folder() {
+  const auto variable = [](const char* name) -> std::string {
+    const char* value = std::getenv(name);
+    return value != nullptr ? value : "";
+  };
+  const std::string cache = variable("XDG_CACHE_HOME");
+  if (!cache.empty()) return cache + "/kdtree";
+  const std::string home = variable("HOME");
+  return (home.empty() ? "/tmp" : home + "/.cache") + "/kdtree";
+}
+
+Result<CostTable> costs(ModelSession& session, bool verbose) {
+  const TuneFile file = tune_file(session);
+  auto known = CostTable::load(file.path, file.key);
+  if (known) {
+    if (verbose) fmt::print(stderr, "costs from {}\n", file.path);
+    return known;
+  }
+  if (verbose) fmt::print(stderr, "measuring costs (kdtree tune keeps them)\n");
+  return CostTable::measure(session.target(), session.drafter(), kMostAutoNodes);
+}
+
+}  // namespace
+
+void add_model_options(CLI::App& command, ModelOptions& o) {
+  command
+      .add_option("--model", o.model,
+                  "Folder of the target: config.json and safetensors, DeepseekV3ForCausalLM")
+      ->required();
+  command.add_option("--draft", o.draft, "Folder of the drafter, DFlashDraftModel");
+  command.add_option("--threads", o.threads, "Threads (default: all)")->check(integer_in(1, kMostThreads));
+}
+
+void add_decode_options(CLI::App& command, DecodeOptions& o) {
+  command
+      .add_option("--mode", o.mode,
+                  "Plain decoding, draft chains or draft trees (default: tree with --draft, else ar)")
+      ->check(one_of({"ar", "chain", "tree"}));
+  command
+      .add_option("--nodes", o.nodes,
+                  "Nodes a round, the root not counted, or auto: what gives most tokens a second")
+      ->check(CLI::Validator(
+          [](std::string& text) -> std::string {
+            return text == "auto" ? ""
+                   : integer_in(1, kMostNodes)(text).empty()
+                       ? ""
+                       : fmt::format("'{}', expected auto or an integer in 1 .. {}", text, kMostNodes);
+          },
+          fmt::format("auto or in 1 .. {}", kMostNodes), ""))
+      ->capture_default_str();
+  command.add_option("--max-new", o.max_new, "Tokens to generate for each prompt, at most")
+      ->check(integer_in(1, kMostTokens))
+      ->capture_default_str();
+  command.add_option("--prompt", o.prompts, "A prompt; repeatable (default: standard input)")
+      ->allow_extra_args(false);
+  command.add_option("--prompt-file", o.prompt_files, "A file that is a prompt; repeatable")
+      ->allow_extra_args(false);
+  command.add_option("--input-ids", o.input_ids, "A prompt as token ids between commas; repeatable")
+      ->allow_extra_args(false)
+      ->check(integers_in(0, std::numeric_limits<int32_t>::max()));
+  command.add_option("--batch", o.batch, "Prompts that are decoded together")
+      ->check(integer_in(1, 4096))
+      ->capture_default_str();
+  command.add_option("--temperature", o.sampling.temperature, "0 = the likeliest token always")
+      ->check(number_in(0.0, 1000.0))
+      ->capture_default_str();
+  command
+      .add_option("--top-p", o.sampling.top_p, "Likeliest tokens that have this much probability together")
+      ->check(number_in(1e-9, 1.0))
+      ->capture_default_str();
+  command.add_option("--top-k", o.sampling.top_k, "So many likeliest tokens; 0 = all")
+      ->check(integer_in(0, std::numeric_limits<int32_t>::max()))
+      ->capture_default_str();
+  command.add_option("--min-p", o.sampling.min_p, "Tokens with this part of the likeliest one's probability")
+      ->check(number_in(0.0, 1.0))
+      ->capture_default_str();
+  command.add_option("--seed", o.sampling.seed, "Of the draws: the same text in every mode")
+      ->check(seed_value())
+      ->capture_default_str();
+  command.add_option("--kv-dtype", o.kv_dtype, "Element type of the KV cache")
+      ->check(one_of({"f32", "bf16"}))
+      ->capture_default_str();
+  command
+      .add_option("--kv-slots", o.kv_slots, "Tokens that the KV cache holds (default: what the prompts need)")
+      ->check(integer_in(1, kMostTokens));
+}
+
+Result<std::unique_ptr<ModelSession>> ModelSession::load(const ModelOptions& options) {
+  auto target = TargetModel::load(options.model);
+  if (!target) return with_context(target.error(), "--model: ");
+  std::unique_ptr<ModelSession> session(new ModelSession(options, *std::move(target)));
+  if (!options.draft.empty()) {
+    auto drafter = DFlashDrafter::load(options.draft, session->target_);
+    if (!drafter) return with_context(drafter.error(), "--draft: ");
+    session->drafter_ = *std::move(drafter);
+  }
+  const std::string tokenizer = options.model + "/tokenizer.json";
+  if (std::error_code ignored; std::filesystem::exists(tokenizer, ignored)) {
+    auto loaded = Tokenizer::load(tokenizer);
+    KDTREE_RETURN_IF_ERROR(loaded);
+    session->tokenizer_ = *std::move(loaded);
+  }
+  if (options.threads > 0) {
+    session->limit_ = std::make_unique<tbb::global_control>(tbb::global_control::max_allowed_parallelism,
+                                                            static_cast<size_t>(options.threads));
+  }
+  session->threads_ = thread_limit();
+  return session;
+}
+
+Result<std::vector<Request>> read_requests(const DecodeOptions& options, const ModelSession& session) {
+  std::vector<std::string> texts = options.prompts;
+  for (const std::string& path : options.prompt_files) {
+    auto text = read_text(path);
+    KDTREE_RETURN_IF_ERROR(text);
+    texts.push_back(*std::move(text));
+  }
+  if (texts.empty() && options.input_ids.empty()) {
+    if (isatty(STDIN_FILENO) != 0) {
+      return fail(KDTREE_INVALID_ARGUMENT,
+                  "--prompt: none, expected --prompt, --prompt-file, --input-ids or text on standard input");
+    }
+    texts.emplace_back(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
+  }
+  if (!texts.empty() && session.tokenizer() == nullptr) {
+    return fail(KDTREE_INVALID_ARGUMENT, "--prompt: {} has no tokenizer.json, expected --input-ids",
+                session.options().model);
+  }
+  std::vector<Request> requests;
+  const auto add = [&](std::vector<int32_t> tokens) {
+    requests.push_back({std::move(tokens), options.max_new, options.sampling});
+  };
+  for (const std::string& text : texts)
+    add(session.tokenizer()->encode(text));
+  for (const std::string& ids : options.input_ids) {
+    const auto values = parse_integers(ids);
+    add({values.begin(), values.end()});
+  }
+  for (size_t i = 0; i < requests.size(); ++i) {
+    if (!requests[i].prompt.empty()) continue;
+    return fail(KDTREE_INVALID_ARGUMENT, "prompt {} is empty, expected at least one token", i + 1);
+  }
+  return requests;
+}
+
+Result<EngineOptions> engine_options(const DecodeOptions& options, const ModelSession& session) {
+  const bool drafter = !session.options().draft.empty();
+  EngineOptions engine;
+  const std::string mode = !options.mode.empty() ? options.mode : drafter ? "tree" : "ar";
+  if (mode != "ar" && !drafter) {
+    return fail(KDTREE_INVALID_ARGUMENT, "--mode: '{}', expected --draft with it, or ar", mode);
+  }
+  engine.mode = mode == "ar"      ? DecodeMode::autoregressive
+                : mode == "chain" ? DecodeMode::chain
+                                  : DecodeMode::tree;
+  engine.nodes =
+      options.nodes == "auto" ? kMostAutoNodes : static_cast<int32_t>(parse_integers(options.nodes)[0]);
+  engine.batch = options.batch;
+  engine.kv_dtype = options.kv_dtype == "bf16" ? DType::bf16 : DType::f32;
+  return engine;
+}
+
+Result<Engine> make_engine(const DecodeOptions& options, ModelSession& session,
+                           const std::vector<Request>& requests, bool verbose) {
+  auto engine = engine_options(options, session);
+  KDTREE_RETURN_IF_ERROR(engine);
+  const ModelConfig& config = session.target().config();
+  engine->kv_slots = options.kv_slots;
+  if (options.kv_slots == 0) {
+    std::vector<int64_t> needs;
+    for (const Request& request : requests)
+      needs.push_back(Engine::slots_needed(config, *engine, request));
+    std::sort(needs.rbegin(), needs.rend());
+    needs.resize(std::min(needs.size(), static_cast<size_t>(options.batch)));
+    for (const int64_t need : needs)
+      engine->kv_slots = saturating_add(engine->kv_slots, need);
+  }
+  const int64_t row = config.kv_width() * dtype_size(engine->kv_dtype) * config.layers;
+  KDTREE_RETURN_IF_ERROR(check_memory(checked_mul(engine->kv_slots, row), "--kv-slots, --max-new: KV cache"));
+  std::optional<NodePolicy> policy;
+  if (options.nodes == "auto" && engine->mode != DecodeMode::autoregressive) {
+    auto table = costs(session, verbose);
+    KDTREE_RETURN_IF_ERROR(table);
+    policy.emplace(*std::move(table), session.drafter()->depth(), kMostAutoNodes);
+  }
+  return Engine::create(session.target(), session.drafter(), *engine, std::move(policy));
+}
+
+TuneFile tune_file(const ModelSession& session) {
+  const ModelOptions& options = session.options();
+  // Weights that are replaced by others of the same size cost the same.
+  auto& target = const_cast<ModelSession&>(session).target();
+  TuneFile file;
+  file.key = fmt::format("kdtree {}, {}, {} threads, {} ({} bytes), {}", kdtree_version(), cpu_name(),
+                         session.threads(), absolute(options.model), target.weight_bytes(),
+                         options.draft.empty() ? "no drafter" : absolute(options.draft));
+  file.path = fmt::format("{}/tune-{:016x}.json", cache_folder(), hash(file.key));
+  return file;
+}
+
+}  // namespace kdtree::cli

@@ -1,0 +1,84 @@
+// What generate, capture and tune share: which models, how they decode, on which prompts.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <tbb/global_control.h>
+
+#include "engine/engine.h"
+#include "model/dflash.h"
+#include "model/tokenizer.h"
+
+namespace kdtree::cli {
+
+struct ModelOptions {
+  std::string model;
+  std::string draft;
+  int64_t threads = 0;  // 0 = all
+};
+
+struct DecodeOptions {
+  std::string mode;            // ar, chain, tree; "" = tree with a drafter, else ar
+  std::string nodes = "auto";  // or a number
+  int64_t batch = 4;
+  int64_t max_new = 256;
+  int64_t kv_slots = 0;  // 0 = as many as the prompts need
+  std::string kv_dtype = "f32";
+  SamplingParams sampling;
+  std::vector<std::string> prompts;
+  std::vector<std::string> prompt_files;
+  std::vector<std::string> input_ids;
+};
+
+void add_model_options(CLI::App& command, ModelOptions& options);
+void add_decode_options(CLI::App& command, DecodeOptions& options);
+
+// The models, loaded, and the limit on threads while the object lives.
+class ModelSession {
+ public:
+  static Result<std::unique_ptr<ModelSession>> load(const ModelOptions& options);
+
+  TargetModel& target() { return target_; }
+  DFlashDrafter* drafter() { return drafter_.get(); }  // null without one
+  // Null where the folder has no tokenizer.json.
+  const Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
+  int64_t threads() const { return threads_; }
+  const ModelOptions& options() const { return options_; }
+
+ private:
+  ModelSession(const ModelOptions& options, TargetModel target)
+      : options_(options), target_(std::move(target)) {}
+
+  ModelOptions options_;
+  TargetModel target_;
+  std::unique_ptr<DFlashDrafter> drafter_;
+  std::optional<Tokenizer> tokenizer_;
+  std::unique_ptr<tbb::global_control> limit_;
+  int64_t threads_ = 1;
+};
+
+// The prompts of the options, or of standard input when they give none. Errors: KDTREE_INVALID_ARGUMENT
+// naming the option, KDTREE_IO_ERROR.
+Result<std::vector<Request>> read_requests(const DecodeOptions& options, const ModelSession& session);
+
+// An engine for the requests. `verbose` says where the costs of --nodes auto come from.
+Result<Engine> make_engine(const DecodeOptions& options, ModelSession& session,
+                           const std::vector<Request>& requests, bool verbose);
+// What the engine was told: "tree", 16 (0 with auto).
+Result<EngineOptions> engine_options(const DecodeOptions& options, const ModelSession& session);
+
+// The file that keeps the costs of this machine with these models, and what it says about them.
+struct TuneFile {
+  std::string path;
+  std::string key;
+};
+TuneFile tune_file(const ModelSession& session);
+
+// Nodes that costs are measured for, and that --nodes auto may choose.
+inline constexpr int32_t kMostAutoNodes = 256;
+
+}  // namespace kdtree::cli

@@ -1,0 +1,201 @@
+#include "engine/cost_table.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
+#include "io/atomic_file.h"
+#include "tree/best_first.h"
+
+namespace kdtree {
+namespace {
+
+using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kRows[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512};
+constexpr double kMostSecondsPerPass = 2.0;
+
+double microseconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
+}
+
+// Between the points (x, y) linear; before the first constant, beyond the last in proportion to x.
+double interpolate(const std::vector<int64_t>& x, const std::vector<double>& y, double at) {
+  const auto after = std::upper_bound(x.begin(), x.end(), at,
+                                      [](double a, int64_t b) { return a < static_cast<double>(b); });
+  if (after == x.begin()) return y.front();
+  const auto i = static_cast<size_t>(after - x.begin()) - 1;
+  const auto x0 = static_cast<double>(x[i]);
+  if (i + 1 == x.size()) return y[i] * at / x0;
+  const auto x1 = static_cast<double>(x[i + 1]);
+  return y[i] + (y[i + 1] - y[i]) * (at - x0) / (x1 - x0);
+}
+
+// A request whose tokens are made up: what a pass costs does not depend on them.
+class Probe {
+ public:
+  static Result<Probe> create(TargetModel& target, int64_t context, int64_t most_rows) {
+    auto pool =
+        KvPool::create(target.config().layers, context + most_rows, target.config().kv_width(), DType::f32);
+    KDTREE_RETURN_IF_ERROR(pool);
+    Probe probe(target, *std::move(pool));
+    probe.slots_ = *probe.pool_.allocator().allocate(context + most_rows);
+    constexpr int64_t kChunk = 64;
+    for (int64_t begin = 0; begin < context; begin += kChunk) {
+      const auto out = probe.pass(begin, std::min(kChunk, context - begin));
+      KDTREE_RETURN_IF_ERROR(out);
+    }
+    return probe;
+  }
+
+  // `rows` children of one root behind `prefix` tokens.
+  Result<ForwardOutput> pass(int64_t prefix, int64_t rows) {
+    ForwardBatch batch;
+    for (int64_t r = 0; r < rows; ++r) {
+      batch.tokens.push_back(static_cast<int32_t>((7 * r + prefix) % target_.config().vocab_size));
+      batch.positions.push_back(prefix + std::min<int64_t>(r, 1));
+      batch.parents.push_back(r == 0 ? -1 : 0);
+      batch.logit_rows.push_back(static_cast<int32_t>(r));
+    }
+    batch.slots.assign(slots_.begin() + prefix, slots_.begin() + prefix + rows);
+    batch.qo_indptr = {0, static_cast<int32_t>(rows)};
+    batch.kv_indptr = {0, static_cast<int32_t>(prefix)};
+    batch.kv_indices.assign(slots_.begin(), slots_.begin() + prefix);
+    return target_.forward(batch, pool_);
+  }
+
+ private:
+  Probe(TargetModel& target, KvPool pool) : target_(target), pool_(std::move(pool)) {}
+
+  TargetModel& target_;
+  KvPool pool_;
+  std::vector<int64_t> slots_;
+};
+
+// The median of a few calls after one that warms the caches.
+template <class Call>
+Result<double> median_us(const Call& call) {
+  std::vector<double> times;
+  for (int i = 0; i < 6; ++i) {
+    const auto begin = Clock::now();
+    KDTREE_RETURN_IF_ERROR(call());
+    times.push_back(microseconds_since(begin));
+    if (times.back() > kMostSecondsPerPass * 1e6) break;
+    if (i == 0) times.pop_back();
+  }
+  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
+  return times[times.size() / 2];
+}
+
+Status measure_drafter(TargetModel& target, Drafter& drafter, int64_t context, CostTable& table) {
+  const auto layers = static_cast<int64_t>(drafter.feature_layers().size());
+  const std::vector<float> features(static_cast<size_t>(context * layers * target.config().hidden_size),
+                                    0.1f);
+  const std::vector<int32_t> tokens(static_cast<size_t>(context), 0);
+  for (const int64_t requests : {1, 4}) {
+    std::vector<std::unique_ptr<DraftState>> states;
+    std::vector<DraftQuery> queries;
+    for (int64_t i = 0; i < requests; ++i) {
+      states.push_back(drafter.start());
+      drafter.extend(*states.back(), tokens, features);
+      queries.push_back({states.back().get(), 0});
+    }
+    const auto us = median_us([&]() -> Status {
+      (void)drafter.propose(queries);
+      return {};
+    });
+    KDTREE_RETURN_IF_ERROR(us);
+    table.requests.push_back(requests);
+    table.draft_us.push_back(*us);
+  }
+  return {};
+}
+
+}  // namespace
+
+double CostTable::verify(int64_t row_count, double context) const {
+  const auto at = static_cast<double>(row_count);
+  const double near = interpolate(rows, verify_us[0], at);
+  const double far = interpolate(rows, verify_us[1], at);
+  const auto c0 = static_cast<double>(contexts[0]);
+  const auto c1 = static_cast<double>(contexts[1]);
+  // Noise must not make a longer context cheaper.
+  return near + std::max(0.0, far - near) * std::max(0.0, context - c0) / (c1 - c0);
+}
+
+double CostTable::draft(int64_t request_count) const {
+  return draft_us.empty() ? 0.0 : interpolate(requests, draft_us, static_cast<double>(request_count));
+}
+
+Result<CostTable> CostTable::measure(TargetModel& target, Drafter* drafter, int64_t most_rows) {
+  CostTable table;
+  const int64_t longest = std::max<int64_t>(2, std::min<int64_t>(1024, target.config().max_positions / 2));
+  table.contexts = {std::min<int64_t>(64, longest / 2), longest};
+  for (const int64_t rows : kRows) {
+    if (rows <= std::max<int64_t>(1, most_rows)) table.rows.push_back(rows);
+  }
+  for (const int64_t context : table.contexts) {
+    auto probe = Probe::create(target, context, table.rows.back());
+    KDTREE_RETURN_IF_ERROR(probe);
+    std::vector<double>& times = table.verify_us.emplace_back();
+    for (size_t i = 0; i < table.rows.size(); ++i) {
+      const auto us = median_us([&]() -> Status {
+        KDTREE_RETURN_IF_ERROR(probe->pass(context, table.rows[i]));
+        return {};
+      });
+      KDTREE_RETURN_IF_ERROR(us);
+      times.push_back(*us);
+      if (*us > kMostSecondsPerPass * 1e6) table.rows.resize(i + 1);
+    }
+  }
+  table.verify_us[0].resize(table.rows.size());
+  if (drafter != nullptr) KDTREE_RETURN_IF_ERROR(measure_drafter(target, *drafter, table.contexts[0], table));
+  return table;
+}
+
+Status CostTable::save(const std::string& path, const std::string& key) const {
+  const Json json{{"key", key},           {"rows", rows},
+                  {"contexts", contexts}, {"verify_us", verify_us},
+                  {"requests", requests}, {"draft_us", draft_us}};
+  std::error_code error;
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
+  if (error) {
+    return fail(KDTREE_IO_ERROR, "{}: {}", std::filesystem::path(path).parent_path().string(),
+                error.message());
+  }
+  const std::string text = json.dump(1) + "\n";
+  const std::span<const std::byte> parts[] = {std::as_bytes(std::span(text))};
+  return write_file_atomically(path, parts);
+}
+
+Result<CostTable> CostTable::load(const std::string& path, const std::string& key) {
+  std::ifstream file(path);
+  if (!file) return fail(KDTREE_IO_ERROR, "{}: cannot be opened", path);
+  const Json json = Json::parse(file, nullptr, false);
+  CostTable table;
+  try {
+    if (json.at("key").get<std::string>() != key) {
+      return fail(KDTREE_INVALID_FILE, "{}: about another model or machine", path);
+    }
+    json.at("rows").get_to(table.rows);
+    json.at("contexts").get_to(table.contexts);
+    json.at("verify_us").get_to(table.verify_us);
+    json.at("requests").get_to(table.requests);
+    json.at("draft_us").get_to(table.draft_us);
+  } catch (const Json::exception& error) {
+    return fail(KDTREE_INVALID_FILE, "{}: {}", path, error.what());
+  }
+  const bool shaped = !table.rows.empty() && table.contexts.size() == 2 && table.verify_us.size() == 2 &&
+                      table.verify_us[0].size() == table.rows.size() &&
+                      table.verify_us[1].size() == table.rows.size() &&
+                      table.requests.size() == table.draft_us.size() &&
+                      table.contexts[0] < table.contexts[1] && table.rows[0] >= 1;
+  if (!shaped) return fail(KDTREE_INVALID_FILE, "{}: expected a cost for every number of rows", path);
+  return table;
+}
+
+}  // namespace kdtree

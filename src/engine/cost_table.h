@@ -1,0 +1,37 @@
+// What a round costs on this machine, measured: the base of choosing how many nodes to verify.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/status.h"
+#include "model/drafter.h"
+#include "model/target_model.h"
+
+namespace kdtree {
+
+struct CostTable {
+  std::vector<int64_t> rows;                   // ascending, from 1
+  std::vector<int64_t> contexts;               // two, ascending
+  std::vector<std::vector<double>> verify_us;  // [contexts][rows]
+  std::vector<int64_t> requests;               // ascending, from 1
+  std::vector<double> draft_us;                // [requests] drafter, candidates and tree
+
+  // Microseconds of a forward pass over `rows` rows behind prefixes of `context` tokens: between measured
+  // points linear, beyond the last one in proportion.
+  double verify(int64_t rows, double context) const;
+  double draft(int64_t requests) const;
+
+  // Runs the models for a few seconds: medians of a few passes a point, rows until a pass takes too long.
+  // Errors: those of the models.
+  static Result<CostTable> measure(TargetModel& target, Drafter* drafter, int64_t most_rows);
+
+  // Kept in a file, with the text that says what was measured on what. Errors: KDTREE_IO_ERROR,
+  // KDTREE_INVALID_FILE.
+  Status save(const std::string& path, const std::string& key) const;
+  // KDTREE_INVALID_FILE too when the file is about something else than `key`.
+  static Result<CostTable> load(const std::string& path, const std::string& key);
+};
+
+}  // namespace kdtree

@@ -1,0 +1,93 @@
+// The model that speaks: DeepSeek-V3's transformer (arXiv 2405.04434, 2412.19437) on the host, in fp32, with
+// absorbed attention through the verify kernel always. Decoding one token is a tree of one node, a prompt is
+// a tree that is a chain. A row's outputs have the same bits whatever rows are computed with it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention/problem.h"
+#include "model/config.h"
+#include "model/kv_pool.h"
+#include "model/moe.h"
+#include "model/weights.h"
+
+namespace kdtree {
+
+// The rows of a ragged batch of trees; the conventions are those of kdtree_verify_attn_params.
+struct ForwardBatch {
+  std::vector<int32_t> tokens;      // [T] each in [0, vocabulary)
+  std::vector<int64_t> positions;   // [T]
+  std::vector<int32_t> parents;     // [T] local to the request
+  std::vector<int64_t> slots;       // [T] where each row's KV goes, distinct
+  std::vector<int32_t> qo_indptr;   // [b+1]
+  std::vector<int32_t> kv_indptr;   // [b+1]
+  std::vector<int64_t> kv_indices;  // [kv_indptr[b]] slots of the prefixes
+  std::vector<int32_t> logit_rows;  // rows whose logits are wanted
+
+  int64_t rows() const { return static_cast<int64_t>(tokens.size()); }
+  void clear();
+};
+
+// Views of the model's memory, until its next forward().
+struct ForwardOutput {
+  std::span<const float> logits;    // [logit_rows, vocab]
+  std::span<const float> features;  // [T, feature layers * hidden]
+};
+
+class TargetModel {
+ public:
+  // Errors: those of read_model_config and Weights.
+  static Result<TargetModel> load(const std::string& folder);
+  TargetModel(TargetModel&&) noexcept;
+  TargetModel& operator=(TargetModel&&) noexcept;
+  ~TargetModel();
+
+  const ModelConfig& config() const { return config_; }
+  int64_t weight_bytes() const { return weights_.bytes(); }
+
+  // The layers whose outputs forward() returns as features, each in [0, layers).
+  void set_feature_layers(std::vector<int64_t> layers);
+  // Called for every layer, after its attention, with the arrays in place; an error ends the forward pass.
+  using VerifyHook = std::function<Status(int64_t layer, const VerifyProblem& problem)>;
+  void set_verify_hook(VerifyHook hook);
+
+  // Writes the rows' KV into the pool and computes them. Errors: KDTREE_INVALID_ARGUMENT naming the row of a
+  // token that the vocabulary does not have; those of the verify kernel.
+  Result<ForwardOutput> forward(const ForwardBatch& batch, KvPool& pool);
+
+  // What a drafter borrows: the embedding of tokens [n, hidden], and the head's logits [rows, vocab] of
+  // hidden states [rows, hidden] that its own norm has passed.
+  void embed(std::span<const int32_t> tokens, float* out) const;
+  void head(std::span<const float> hidden, int64_t rows, float* logits) const;
+
+ private:
+  struct Layer;
+  struct Scratch;
+
+  TargetModel();
+  Status load_layer(int64_t index);
+  Status load_attention(const std::string& prefix, Layer& layer);
+  Status load_mlp(const std::string& prefix, int64_t intermediate, Mlp& mlp);
+  Status check(const ForwardBatch& batch) const;
+  void prepare(const ForwardBatch& batch);
+  Status attention(const ForwardBatch& batch, int64_t index, KvPool& pool);
+  void project(const ForwardBatch& batch, const Layer& layer, int64_t index, KvPool& pool);
+  Status verify(const ForwardBatch& batch, int64_t index, KvPool& pool);
+  void feed_forward(int64_t rows, const Layer& layer);
+
+  ModelConfig config_;
+  Weights weights_;
+  Matrix embedding_;  // [vocab, hidden]
+  Matrix head_;       // [vocab, hidden]
+  std::vector<float> norm_;
+  std::vector<Layer> layers_;
+  std::vector<int64_t> feature_layers_;
+  VerifyHook verify_hook_;
+  std::unique_ptr<Scratch> scratch_;
+};
+
+}  // namespace kdtree

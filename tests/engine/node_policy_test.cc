@@ -1,0 +1,160 @@
+#include "engine/node_policy.h"
+
+#include <cmath>
+#include <fstream>
+
+#include <gtest/gtest.h>
+
+#include "cases/random.h"
+#include "tests/temporary_directory.h"
+#include "tree/best_first.h"
+
+namespace kdtree {
+namespace {
+
+CostTable table(double verify_base, double per_row, double draft) {
+  CostTable costs;
+  costs.rows = {1, 2, 4, 8, 16, 32, 64, 128, 256};
+  costs.contexts = {64, 1024};
+  costs.verify_us.resize(2);
+  for (const int64_t rows : costs.rows) {
+    costs.verify_us[0].push_back(verify_base + per_row * static_cast<double>(rows));
+    costs.verify_us[1].push_back(verify_base + 2 * per_row * static_cast<double>(rows));
+  }
+  costs.requests = {1, 4};
+  costs.draft_us = {draft, 2 * draft};
+  return costs;
+}
+
+DraftTree random_tree(uint64_t seed, int32_t nodes) {
+  Random random(seed);
+  std::vector<int32_t> tokens;
+  std::vector<float> log_probs;
+  for (int d = 0; d < 7; ++d) {
+    double left = 1.0;
+    for (int32_t k = 0; k < 16; ++k) {
+      tokens.push_back(k);
+      const double share = left * (0.4 + 0.4 * random.uniform());
+      log_probs.push_back(
+          static_cast<float>(std::log(k == 0 ? share : std::min(share, std::exp(double{log_probs.back()})))));
+      left -= share;
+    }
+  }
+  return *build_best_first({tokens.data(), log_probs.data(), 7, 16}, 0, nodes);
+}
+
+TEST(CostTable, InterpolatesBetweenWhatWasMeasured) {
+  const CostTable costs = table(100, 10, 50);
+  EXPECT_DOUBLE_EQ(costs.verify(1, 64), 110);
+  EXPECT_DOUBLE_EQ(costs.verify(3, 64), 130);
+  EXPECT_DOUBLE_EQ(costs.verify(3, 10), 130) << "never below the shortest context";
+  EXPECT_DOUBLE_EQ(costs.verify(8, 544), 180 + 40);
+  EXPECT_DOUBLE_EQ(costs.verify(8, 2 * 1024 - 64), 180 + 160);
+  EXPECT_DOUBLE_EQ(costs.verify(512, 64), 2 * (100 + 2560)) << "beyond the table in proportion";
+  EXPECT_DOUBLE_EQ(costs.draft(1), 50);
+  EXPECT_DOUBLE_EQ(costs.draft(2), 50 + 50.0 / 3);
+}
+
+TEST(CostTable, SurvivesAFileAndRefusesOthers) {
+  const TemporaryDirectory folder;
+  const std::string path = folder.file("cache/table.json");
+  ASSERT_TRUE(table(100, 10, 50).save(path, "this model"));
+  const auto again = CostTable::load(path, "this model");
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_EQ(again->verify_us, table(100, 10, 50).verify_us);
+  EXPECT_FALSE(CostTable::load(path, "another model"));
+  EXPECT_FALSE(CostTable::load(folder.file("none.json"), "this model"));
+  for (
+      const char* text :
+      {"", "{", "[]", R"({"key": "this model"})",
+       R"({"key": "this model", "rows": [], "contexts": [1, 2], "verify_us": [[], []], "requests": [], "draft_us": []})"}) {
+    std::ofstream(path) << text;
+    EXPECT_FALSE(CostTable::load(path, "this model")) << text;
+  }
+}
+
+// Every number of nodes tried: the choice is the best of (1 + weights) / (draft + verify).
+TEST(NodePolicy, ChoosesTheBestRate) {
+  for (const double per_row : {0.5, 5.0, 20.0, 100.0, 400.0}) {
+    for (uint64_t seed = 0; seed < 20; ++seed) {
+      const CostTable costs = table(300, per_row, 200);
+      NodePolicy policy(costs, 7, 128);
+      const DraftTree trees[] = {random_tree(seed, 128)};
+      double best_rate = 0.0;
+      int64_t best = 0;
+      double expected = 1.0;
+      for (int64_t n = 0; n < trees[0].size(); ++n) {
+        if (n > 0) expected += std::exp(trees[0].log_weight[static_cast<size_t>(n)]);
+        const double rate = expected / (costs.draft(1) + costs.verify(n + 1, 200));
+        if (rate > best_rate) {
+          best_rate = rate;
+          best = n;
+        }
+      }
+      EXPECT_EQ(policy.choose(trees, 200), std::vector<int32_t>{static_cast<int32_t>(best)}) << per_row;
+    }
+  }
+}
+
+TEST(NodePolicy, GivesTheNodesOfABatchToTheTreesThatNeedThem) {
+  NodePolicy policy(table(300, 20, 200), 7, 64);
+  DraftTree sure = random_tree(1, 32);
+  DraftTree unsure = random_tree(1, 32);
+  for (size_t n = 1; n < unsure.log_weight.size(); ++n)
+    unsure.log_weight[n] -= 4.0;
+  const DraftTree trees[] = {sure, unsure};
+  const auto keep = policy.choose(trees, 100);
+  EXPECT_GT(keep[0], 3);
+  EXPECT_LT(keep[1], keep[0] / 2);
+}
+
+TEST(NodePolicy, StopsDraftingWhereItDoesNotPayAndLooksAgainEverMoreRarely) {
+  NodePolicy policy(table(100, 200, 5000), 7, 64);
+  const DraftTree trees[] = {random_tree(3, 64)};
+  std::vector<int64_t> pauses;
+  for (int look = 0; look < 10; ++look) {
+    ASSERT_TRUE(policy.should_draft());
+    (void)policy.choose(trees, 100);
+    int64_t pause = 0;
+    while (!policy.should_draft())
+      ++pause;
+    pauses.push_back(pause);
+    // should_draft() said yes once already.
+    (void)policy.choose(trees, 100);
+    while (!policy.should_draft()) {
+    }
+  }
+  EXPECT_EQ(pauses[0], 8);
+  EXPECT_EQ(pauses.back(), 512);
+}
+
+// A drafter that promises more than it keeps gets fewer nodes, one that is modest gets more.
+TEST(NodePolicy, LearnsHowMuchTheDrafterIsToBeBelieved) {
+  const DraftTree tree = random_tree(5, 64);
+  const DraftTree trees[] = {tree};
+  NodePolicy fresh(table(300, 30, 100), 7, 64);
+  NodePolicy wary(table(300, 30, 100), 7, 64);
+  NodePolicy trusting(table(300, 30, 100), 7, 64);
+  for (int i = 0; i < 100; ++i) {
+    wary.observe_acceptance(tree, 1);
+    trusting.observe_acceptance(tree, 8);
+  }
+  EXPECT_LT(wary.choose(trees, 100)[0], 2);
+  EXPECT_GT(trusting.choose(trees, 100)[0], fresh.choose(trees, 100)[0]);
+}
+
+TEST(NodePolicy, BelievesMeasuredTimesOverTheTable) {
+  const DraftTree trees[] = {random_tree(6, 64)};
+  NodePolicy policy(table(300, 10, 100), 7, 64);
+  const int32_t before = policy.choose(trees, 64)[0];
+  ASSERT_GT(before, 8);
+  // Passes of more than 8 rows turn out three times as slow.
+  for (int i = 0; i < 100; ++i) {
+    for (const int64_t rows : {16, 32, 64, 128})
+      policy.observe_verify(rows, 64, 3 * (300 + 10 * static_cast<double>(rows)));
+  }
+  EXPECT_LE(policy.choose(trees, 64)[0], 7);
+}
+
+}  // namespace
+}  // namespace kdtree

@@ -1,0 +1,166 @@
+#include "model/ops.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <tbb/task_arena.h>
+
+#include "cases/random.h"
+#include "core/tensor.h"
+
+namespace kdtree {
+namespace {
+
+std::vector<float> random_floats(Random& random, int64_t count) {
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& v : values)
+    v = static_cast<float>(random.normal());
+  return values;
+}
+
+Tensor random_weight(Random& random, DType dtype, int64_t rows, int64_t columns) {
+  Tensor weight(dtype, {rows, columns});
+  for (int64_t i = 0; i < weight.size(); ++i)
+    weight.set(i, random.normal());
+  return weight;
+}
+
+Matrix view(const Tensor& weight) {
+  return {weight.pointer(), weight.dtype, weight.shape[0], weight.shape[1], weight.shape[1]};
+}
+
+class Ops : public testing::TestWithParam<size_t> {
+ protected:
+  const OpsTarget& target() const { return ops_targets()[GetParam()]; }
+  void SetUp() override {
+    if (!target().supported) GTEST_SKIP() << target().name << " is not among this processor's";
+  }
+  std::vector<float> run(const std::vector<float>& x, int64_t rows, const Tensor& weight) const {
+    std::vector<float> y(static_cast<size_t>(rows * weight.shape[0]),
+                         std::numeric_limits<float>::quiet_NaN());
+    const LinearTask task[] = {{x.data(), weight.shape[1], rows, view(weight), y.data(), weight.shape[0]}};
+    linear(task, target());
+    return y;
+  }
+};
+
+TEST_P(Ops, LinearIsTheProductInEveryTypeAndShape) {
+  Random random(1);
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const int64_t rows : {1, 2, 3, 4, 5, 7, 9}) {
+      for (const int64_t n : {1, 3, 6, 12, 13, 25}) {
+        for (const int64_t k : {1, 7, 16, 33, 1024, 1100}) {
+          const Tensor weight = random_weight(random, dtype, n, k);
+          const auto x = random_floats(random, rows * k);
+          const auto y = run(x, rows, weight);
+          for (int64_t i = 0; i < rows * n; ++i) {
+            double sum = 0.0;
+            double size = 0.0;
+            for (int64_t c = 0; c < k; ++c) {
+              const double product =
+                  double{x[static_cast<size_t>(i / n * k + c)]} * weight.value(i % n * k + c);
+              sum += product;
+              size += std::fabs(product);
+            }
+            ASSERT_NEAR(y[static_cast<size_t>(i)], sum, 1e-6 * size + 1e-30)
+                << dtype_name(dtype) << " " << rows << "x" << n << "x" << k;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Ops, ARowsBitsDoNotDependOnTheRowsBesideIt) {
+  Random random(2);
+  constexpr int64_t kRows = 11;
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const int64_t k : {5, 64, 1111, 2500}) {
+      const Tensor weight = random_weight(random, dtype, 50, k);
+      auto x = random_floats(random, kRows * k);
+      const auto alone = [&](int64_t row) {
+        return run({x.begin() + row * k, x.begin() + (row + 1) * k}, 1, weight);
+      };
+      for (int64_t rows = 1; rows <= kRows; ++rows) {
+        const auto y = run(x, rows, weight);
+        for (int64_t r = 0; r < rows; ++r) {
+          const auto single = alone(r);
+          ASSERT_EQ(std::memcmp(single.data(), y.data() + r * 50, 50 * sizeof(float)), 0)
+              << rows << " rows, row " << r << ", k " << k;
+        }
+      }
+      // What is no number in another row stays there.
+      std::fill_n(x.begin(), k, std::numeric_limits<float>::quiet_NaN());
+      const auto y = run(x, 3, weight);
+      const auto single = alone(2);
+      ASSERT_EQ(std::memcmp(single.data(), y.data() + 2 * 50, 50 * sizeof(float)), 0);
+    }
+  }
+}
+
+TEST_P(Ops, ThreadsAndTasksDoNotChangeBits) {
+  Random random(3);
+  const Tensor a = random_weight(random, DType::bf16, 700, 900);
+  const Tensor b = random_weight(random, DType::f32, 33, 900);
+  const auto x = random_floats(random, 5 * 900);
+  std::vector<float> ya(5 * 700), yb(5 * 33);
+  const LinearTask tasks[] = {{x.data(), 900, 5, view(a), ya.data(), 700},
+                              {x.data(), 900, 5, view(b), yb.data(), 33}};
+  tbb::task_arena many(4);
+  many.execute([&] { linear(tasks, target()); });
+  tbb::task_arena one(1);
+  one.execute([&] {
+    EXPECT_EQ(run(x, 5, a), ya);
+    EXPECT_EQ(run(x, 5, b), yb);
+  });
+}
+
+TEST_P(Ops, StridesSelectPartsOfRows) {
+  Random random(4);
+  const Tensor weight = random_weight(random, DType::bf16, 30, 40);
+  const auto x = random_floats(random, 3 * 100);
+  std::vector<float> y(3 * 50, 7.0f);
+  const LinearTask task[] = {{x.data() + 10, 100, 3, view(weight).slice(5, 20), y.data() + 4, 50}};
+  linear(task, target());
+  for (int64_t r = 0; r < 3; ++r) {
+    const auto whole = run({x.begin() + r * 100 + 10, x.begin() + r * 100 + 50}, 1, weight);
+    for (int64_t i = 0; i < 50; ++i) {
+      const float expected = i >= 4 && i < 24 ? whole[static_cast<size_t>(i - 4 + 5)] : 7.0f;
+      ASSERT_EQ(y[static_cast<size_t>(r * 50 + i)], expected);
+    }
+  }
+}
+
+TEST_P(Ops, RowFunctionsFollowTheirFormulas) {
+  Random random(5);
+  for (const int64_t n : {1, 3, 8, 17, 64, 300}) {
+    const auto x = random_floats(random, n);
+    const auto w = random_floats(random, n);
+    std::vector<float> out(static_cast<size_t>(n));
+    double squares = 0.0;
+    for (const float v : x)
+      squares += double{v} * v;
+    target().rms_norm(x.data(), w.data(), 1e-3f, n, out.data());
+    for (size_t i = 0; i < out.size(); ++i)
+      EXPECT_NEAR(out[i], w[i] * x[i] / std::sqrt(squares / static_cast<double>(n) + 1e-3), 2e-6);
+    target().swiglu(x.data(), w.data(), n, out.data());
+    for (size_t i = 0; i < out.size(); ++i)
+      EXPECT_NEAR(out[i], double{x[i]} / (1.0 + std::exp(-double{x[i]})) * w[i], 2e-6);
+    out = x;
+    target().softmax(out.data(), n);
+    double total = 0.0;
+    for (const float v : x)
+      total += std::exp(double{v});
+    for (size_t i = 0; i < out.size(); ++i)
+      EXPECT_NEAR(out[i], std::exp(double{x[i]}) / total, 1e-6);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, Ops, testing::Range<size_t>(0, ops_targets().size()),
+                         [](const auto& param) { return std::string(ops_targets()[param.param].name); });
+
+}  // namespace
+}  // namespace kdtree

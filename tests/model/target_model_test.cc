@@ -1,0 +1,192 @@
+#include "model/target_model.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include <gtest/gtest.h>
+
+#include "cases/random.h"
+#include "model/dflash.h"
+#include "tests/model/forward.h"
+#include "tests/model/golden.h"
+
+namespace kdtree {
+namespace {
+
+constexpr const char* kCheckpoints[] = {"dense", "q_lora", "moe", "yarn", "kimi"};
+
+TargetModel load(const std::string& name) {
+  auto model = TargetModel::load(golden(name));
+  EXPECT_TRUE(model) << model.error().message;
+  return *std::move(model);
+}
+
+double relative_error(const Tensor& actual, const Tensor& expected) {
+  EXPECT_EQ(actual.shape, expected.shape);
+  double error = 0.0;
+  double most = 0.0;
+  for (int64_t i = 0; i < expected.size(); ++i) {
+    error = std::max(error, std::fabs(actual.value(i) - expected.value(i)));
+    most = std::max(most, std::fabs(expected.value(i)));
+  }
+  return error / most;
+}
+
+class Golden : public testing::TestWithParam<const char*> {};
+
+TEST_P(Golden, LogitsAreThoseOfTransformers) {
+  TargetModel model = load(GetParam());
+  const Tensor tokens = golden_tensor(GetParam(), "tokens");
+  const auto logits = teacher_forced_logits(model, tokens.as<int32_t>());
+  ASSERT_TRUE(logits) << logits.error().message;
+  EXPECT_LE(relative_error(*logits, golden_tensor(GetParam(), "logits")), 2e-5);
+}
+
+TEST_P(Golden, BitsDoNotDependOnHowThePromptIsCut) {
+  TargetModel model = load(GetParam());
+  const Tensor tokens = golden_tensor(GetParam(), "tokens");
+  const auto one_by_one = teacher_forced_logits(model, tokens.as<int32_t>(), 1);
+  ASSERT_TRUE(one_by_one) << one_by_one.error().message;
+  for (const int64_t chunk : {2, 3, 7, 1000})
+    EXPECT_EQ(teacher_forced_logits(model, tokens.as<int32_t>(), chunk)->bytes, one_by_one->bytes) << chunk;
+}
+
+INSTANTIATE_TEST_SUITE_P(Checkpoints, Golden, testing::ValuesIn(kCheckpoints),
+                         [](const auto& param) { return std::string(param.param); });
+
+TEST(Dflash, ProposesWhatTheReferenceProposes) {
+  TargetModel model = load("q_lora");
+  auto drafter = DFlashDrafter::load(golden("dflash"), model);
+  ASSERT_TRUE(drafter) << drafter.error().message;
+  const Tensor tokens = golden_tensor("dflash", "tokens");
+  const auto logits = draft_logits(model, **drafter, tokens.as<int32_t>());
+  ASSERT_TRUE(logits) << logits.error().message;
+  EXPECT_LE(relative_error(*logits, golden_tensor("dflash", "draft_logits")), 2e-5);
+}
+
+TEST(Dflash, CommittingInPiecesAndProposingInBetweenChangeNothing) {
+  TargetModel model = load("q_lora");
+  auto drafter = DFlashDrafter::load(golden("dflash"), model);
+  ASSERT_TRUE(drafter) << drafter.error().message;
+  const Tensor tensor = golden_tensor("dflash", "tokens");
+  const auto tokens = tensor.as<int32_t>();
+  const auto expected = draft_logits(model, **drafter, tokens);
+
+  const auto count = static_cast<int64_t>(tokens.size()) - 1;
+  auto pool = KvPool::create(model.config().layers, count, model.config().kv_width(), DType::f32);
+  const auto slots = *pool->allocator().allocate(count);
+  const auto state = (*drafter)->start();
+  const auto other = (*drafter)->start();
+  std::span<const float> proposed;
+  for (int64_t begin = 0; begin < count;) {
+    const int64_t end = std::min(begin + 1 + begin % 4, count);
+    ForwardBatch batch;
+    add_chain(batch, tokens, slots, begin, end);
+    const auto out = model.forward(batch, *pool);
+    (*drafter)->extend(*state, tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
+                       out->features);
+    // Beside a request that has nothing committed.
+    const DraftQuery queries[] = {{other.get(), 5}, {state.get(), tokens[static_cast<size_t>(end)]}};
+    proposed = (*drafter)->propose(queries);
+    begin = end;
+  }
+  const auto expected_logits = expected->as<float>();
+  ASSERT_EQ(proposed.size(), 2 * expected_logits.size());
+  EXPECT_EQ(std::memcmp(proposed.data() + expected_logits.size(), expected_logits.data(),
+                        expected_logits.size_bytes()),
+            0);
+}
+
+// Rows of a random tree, of two requests at once, in scattered slots, have the bits of plain decoding.
+TEST(TargetModel, TreeRowsHaveTheBitsOfPlainDecoding) {
+  for (const char* name : {"q_lora", "moe", "yarn"}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      Random random(7);
+      TargetModel model = load(name);
+      const auto vocab = model.config().vocab_size;
+      auto pool = KvPool::create(model.config().layers, 512, model.config().kv_width(), dtype);
+      auto taken = *pool->allocator().allocate(512);
+      random.shuffle(std::span(taken));
+      const auto token = [&] { return static_cast<int32_t>(random.below(vocab)); };
+
+      struct Request {
+        std::vector<int32_t> prompt;
+        std::vector<int64_t> slots;
+        std::vector<int32_t> parents, tokens;
+      };
+      std::vector<Request> requests(2);
+      ForwardBatch prompts, trees;
+      for (Request& request : requests) {
+        for (int64_t i = 5 + random.below(20); i > 0; --i) {
+          request.prompt.push_back(token());
+          request.slots.push_back(taken.back());
+          taken.pop_back();
+        }
+        add_chain(prompts, request.prompt, request.slots, 0, static_cast<int64_t>(request.prompt.size()));
+      }
+      ASSERT_TRUE(model.forward(prompts, *pool));
+      trees.qo_indptr = trees.kv_indptr = {0};
+      for (Request& request : requests) {
+        for (int32_t node = 0; node < 20; ++node) {
+          request.parents.push_back(node == 0 ? -1 : static_cast<int32_t>(random.below(node)));
+          request.tokens.push_back(token());
+          int64_t depth = 0;
+          for (int32_t n = node; n > 0; n = request.parents[static_cast<size_t>(n)])
+            ++depth;
+          trees.positions.push_back(static_cast<int64_t>(request.prompt.size()) + depth);
+          trees.slots.push_back(taken.back());
+          taken.pop_back();
+        }
+        trees.tokens.insert(trees.tokens.end(), request.tokens.begin(), request.tokens.end());
+        trees.parents.insert(trees.parents.end(), request.parents.begin(), request.parents.end());
+        trees.qo_indptr.push_back(static_cast<int32_t>(trees.tokens.size()));
+        trees.kv_indices.insert(trees.kv_indices.end(), request.slots.begin(), request.slots.end());
+        trees.kv_indptr.push_back(static_cast<int32_t>(trees.kv_indices.size()));
+      }
+      trees.logit_rows.resize(trees.tokens.size());
+      std::iota(trees.logit_rows.begin(), trees.logit_rows.end(), 0);
+      const auto out = model.forward(trees, *pool);
+      ASSERT_TRUE(out) << out.error().message;
+      const std::vector<float> logits(out->logits.begin(), out->logits.end());
+
+      int64_t row = 0;
+      for (const Request& request : requests) {
+        for (int32_t node = 0; node < 20; ++node, ++row) {
+          std::vector<int32_t> sequence;
+          for (int32_t n = node; n >= 0; n = request.parents[static_cast<size_t>(n)])
+            sequence.insert(sequence.begin(), request.tokens[static_cast<size_t>(n)]);
+          sequence.insert(sequence.begin(), request.prompt.begin(), request.prompt.end());
+          auto plain_pool = KvPool::create(model.config().layers, static_cast<int64_t>(sequence.size()),
+                                           model.config().kv_width(), dtype);
+          const auto slots = *plain_pool->allocator().allocate(static_cast<int64_t>(sequence.size()));
+          std::vector<float> last;
+          for (size_t i = 0; i < sequence.size(); ++i) {
+            ForwardBatch batch;
+            add_chain(batch, sequence, slots, static_cast<int64_t>(i), static_cast<int64_t>(i) + 1);
+            batch.logit_rows = {0};
+            const auto step = model.forward(batch, *plain_pool);
+            last.assign(step->logits.begin(), step->logits.end());
+          }
+          ASSERT_EQ(std::memcmp(last.data(), logits.data() + row * vocab, last.size() * sizeof(float)), 0)
+              << name << " node " << node;
+        }
+      }
+    }
+  }
+}
+
+TEST(TargetModel, TokensOutsideTheVocabularyAreRefused) {
+  TargetModel model = load("dense");
+  for (const int32_t token : {-1, 96, std::numeric_limits<int32_t>::max()}) {
+    const std::vector<int32_t> tokens = {3, token};
+    const auto logits = teacher_forced_logits(model, tokens);
+    ASSERT_FALSE(logits);
+    EXPECT_EQ(logits.error().code, KDTREE_INVALID_ARGUMENT);
+    EXPECT_EQ(logits.error().message, fmt::format("tokens[1] is {}, expected 0 .. 95", token));
+  }
+}
+
+}  // namespace
+}  // namespace kdtree

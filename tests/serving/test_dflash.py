@@ -1,0 +1,149 @@
+"""The DFlash drafter beside SGLang's own, run by a real engine on the CPU, and beside the torch reference.
+
+The reference is checked against the engine, so that the many cases compared with it alone are worth something.
+"""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import torch
+from conftest import ModelLogits
+from safetensors.torch import load_file
+
+TOLERANCE = 2e-5
+TARGET = {"q_lora_rank": 32, "num_hidden_layers": 4, "first_k_dense_replace": 2, "num_experts_per_tok": 3}
+# Three draft steps at least: the first token is the prefill's.
+GENERATED = 4
+
+
+@dataclass(frozen=True)
+class Served:
+    """A prompt, what an engine generated behind it, and what its drafter proposed on the way."""
+
+    target: Path
+    draft: Path
+    prompt: torch.Tensor
+    generated: list[int]
+    parameters: dict[str, torch.Tensor]
+    steps: list[dict[str, torch.Tensor]]
+
+    def tokens(self, step: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The committed tokens of a draft step, and its bonus token."""
+        sequence = torch.cat([self.prompt, torch.tensor(self.generated, dtype=torch.int32)])
+        return sequence[: int(step["committed"]) + 1]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+    root = tmp_path_factory.mktemp("served")
+    # Without experts: their kernel takes the interpreter a minute.
+    config = reference.target_config(**{**TARGET, "first_k_dense_replace": TARGET["num_hidden_layers"]})
+    _, prompt = reference.make_target(root / "target", config, seed=21, length=20)
+    draft = reference.draft_config(config)
+    reference.write_checkpoint(root / "draft", draft, reference.draft_weights(draft, seed=22))
+    np.save(root / "prompt.npy", prompt.numpy())
+    probe = [sys.executable, str(Path(__file__).with_name("sglang_probe.py"))]
+    arguments = [str(root / name) for name in ("target", "draft", "prompt.npy", "out")] + [str(GENERATED)]
+    with (root / "log").open("w") as log:
+        result = subprocess.run(probe + arguments, stdout=log, stderr=subprocess.STDOUT, timeout=300)
+    output = root / "out/output.json"
+    if result.returncode != 0 or not output.exists():
+        pytest.fail("SGLang did not answer:\n" + (root / "log").read_text()[-6000:])
+    steps = sorted((root / "out").glob("step-*.safetensors"))
+    return Served(
+        root / "target",
+        root / "draft",
+        prompt,
+        json.loads(output.read_text()),
+        load_file(root / "out/draft.safetensors"),
+        [load_file(step) for step in steps],
+    )
+
+
+def test_sglang_loads_every_weight(served: Served) -> None:
+    """SGLang passes over names it does not know, and leaves what it misses uninitialised: so compare its parameters."""
+    ours = reference.read_weights(served.draft)
+    for name, parameter in served.parameters.items():
+        for fused, parts in (("qkv_proj", ("q_proj", "k_proj", "v_proj")), ("gate_up_proj", ("gate_proj", "up_proj"))):
+            if fused in name:
+                expected = torch.cat([ours.pop(name.replace(fused, part)) for part in parts])
+                break
+        else:
+            expected = ours.pop(name)
+        assert torch.equal(parameter, expected), name
+    assert not ours, "not used by SGLang"
+
+
+def test_sglang_agrees_with_the_reference(served: Served) -> None:
+    model = reference.load_target(served.target)
+    assert len(served.steps) >= 2
+    sequence = torch.cat([served.prompt, torch.tensor(served.generated, dtype=torch.int32)])
+    greedy = reference.target_logits(model, sequence).argmax(-1)[len(served.prompt) - 1 : -1]
+    assert greedy.tolist() == served.generated
+    for step in served.steps:
+        expected = reference.draft_logits(served.draft, model, served.tokens(step))
+        error = reference.relative_error(step["draft_logits"], expected)
+        print(f"behind {int(step['committed'])} tokens: SGLang against the reference {error:.1e}")
+        assert error <= TOLERANCE
+
+
+def test_sglang_agrees_with_us(served: Served, model_logits: ModelLogits) -> None:
+    for step in served.steps:
+        ours = model_logits(served.target, served.tokens(step), served.draft)["draft_logits"]
+        error = reference.relative_error(ours, step["draft_logits"])
+        print(f"behind {int(step['committed'])} tokens: error {error:.1e}")
+        assert error <= TOLERANCE
+
+
+# By name: the changes to the drafter's config, those to its dflash_config, and the number of tokens.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
+    "as served": ({}, {}, 50),
+    "no context": ({}, {}, 1),
+    "one token of context": ({"torch_dtype": "float32"}, {}, 2),
+    "one kv head, wide heads": ({"num_key_value_heads": 1, "head_dim": 32, "torch_dtype": "float16"}, {}, 30),
+    "a kv head each, three layers": ({"num_key_value_heads": 4, "num_hidden_layers": 3}, {}, 30),
+    "rope_theta, eps": ({"rope_theta": 1e6, "rms_norm_eps": 1e-4, "torch_dtype": "float32"}, {}, 60),
+    "block of 16, one feature": ({"intermediate_size": 40}, {"block_size": 16, "target_layer_ids": [1]}, 30),
+    "block of 2, three features": ({}, {"block_size": 2, "target_layer_ids": [0, 1, 2]}, 30),
+    "another mask token": ({}, {"mask_token_id": 5}, 30),
+}
+
+
+def test_block_size_beside_dflash_config(model_logits: ModelLogits, tmp_path: Path) -> None:
+    """Where published drafters have it, and the number of the target's layers."""
+    config = reference.target_config(**TARGET)
+    model, tokens = reference.make_target(tmp_path / "target", config, 31, 20)
+    draft = reference.draft_config(config)
+    for key in ("block_size", "num_target_layers"):
+        draft[key] = draft["dflash_config"].pop(key)
+    reference.write_checkpoint(tmp_path / "draft", draft, reference.draft_weights(draft, 32))
+    logits = model_logits(tmp_path / "target", tokens, tmp_path / "draft")["draft_logits"]
+    expected = reference.draft_logits(tmp_path / "draft", model, tokens)
+    assert reference.relative_error(logits, expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_draft_logits(name: str, model_logits: ModelLogits, tmp_path: Path) -> None:
+    changes, dflash, length = CASES[name]
+    config = reference.target_config(**TARGET)
+    seed = list(CASES).index(name)
+    model, tokens = reference.make_target(tmp_path / "target", config, seed, length)
+    draft = reference.draft_config(config, **changes)
+    draft["dflash_config"].update(dflash)
+    reference.write_checkpoint(tmp_path / "draft", draft, reference.draft_weights(draft, seed + 100))
+
+    output = model_logits(tmp_path / "target", tokens, tmp_path / "draft")
+
+    expected = reference.draft_logits(tmp_path / "draft", model, tokens)
+    assert output["draft_logits"].shape == expected.shape
+    error = reference.relative_error(output["draft_logits"], expected)
+    print(f"{name}: error {error:.1e}")
+    assert error <= TOLERANCE
+    assert reference.relative_error(output["logits"], reference.target_logits(model, tokens)) <= TOLERANCE
