@@ -33,7 +33,7 @@ test: ## Build and run the tests
 	@$(call check,dev)
 
 test-serving: ## The tests against transformers and SGLang (installs torch: 5 GB)
-	@$(SETUP) bench
+	@$(SETUP) serving
 	@$(call build,dev,model_logits)
 	@tools/serving_venv
 	@build/serving-venv/bin/python -m pytest -q -p no:cacheprovider tests/serving

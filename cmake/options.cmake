@@ -9,6 +9,7 @@ if(KDTREE_WERROR)
   target_compile_options(kdtree_options INTERFACE -Werror)
 endif()
 if(KDTREE_SANITIZE)
+  target_compile_definitions(kdtree_options INTERFACE KDTREE_SANITIZED)
   target_compile_options(kdtree_options INTERFACE -fsanitize=${KDTREE_SANITIZE} -fno-omit-frame-pointer
                          -fno-sanitize-recover=all)
   target_link_options(kdtree_options INTERFACE -fsanitize=${KDTREE_SANITIZE})

@@ -63,7 +63,9 @@ Json result_json(const GenerateOptions& options, const ModelSession& session, co
   Json json{{"model", options.model.model},
             {"draft", options.model.draft.empty() ? Json() : Json(options.model.draft)},
             {"mode", mode_name(settings->mode)},
-            {"nodes", options.decode.nodes == "auto" ? Json("auto") : Json(settings->nodes)},
+            {"nodes", settings->mode == DecodeMode::autoregressive ? Json()
+                      : options.decode.nodes == "auto"             ? Json("auto")
+                                                                   : Json(settings->nodes)},
             {"batch", options.decode.batch},
             {"threads", session.threads()},
             {"kv_dtype", options.decode.kv_dtype},
@@ -72,7 +74,7 @@ Json result_json(const GenerateOptions& options, const ModelSession& session, co
     Json request{{"prompt_tokens", requests[i].prompt.size()},
                  {"tokens", output.tokens(i)},
                  {"finish_reason", output.finish_reason(i)}};
-    if (session.tokenizer() != nullptr) request["text"] = as_text(output.bytes(i));
+    if (session.tokenizer()) request["text"] = as_text(output.bytes(i));
     request["stats"] = stats_json(engine.request_stats(static_cast<int64_t>(i)));
     json["requests"].push_back(std::move(request));
   }
@@ -90,12 +92,12 @@ Result<int> run(const GenerateOptions& options) {
   ModelSession& models = **session;
   const auto requests = read_requests(options.decode, models);
   KDTREE_RETURN_IF_ERROR(requests);
-  if (!options.stops.empty() && models.tokenizer() == nullptr) {
-    return fail(KDTREE_INVALID_ARGUMENT, "--stop: {} has no tokenizer.json, expected none",
-                options.model.model);
+  const Tokenizer* tokenizer = models.tokenizer() ? &*models.tokenizer() : nullptr;
+  if (!options.stops.empty() && tokenizer == nullptr) {
+    return with_context(models.tokenizer().error(), "--stop needs a tokenizer: ");
   }
   const bool stream = options.stream || (!options.no_stream && isatty(STDOUT_FILENO) != 0);
-  auto output = GenerationOutput::create(requests->size(), models.tokenizer(), options.stops,
+  auto output = GenerationOutput::create(requests->size(), tokenizer, options.stops,
                                          {.stream = stream, .quiet = options.json});
   KDTREE_RETURN_IF_ERROR(output);
   auto engine = make_engine(options.decode, models, *requests, options.verbose);
@@ -117,7 +119,9 @@ Result<int> run(const GenerateOptions& options) {
   }
   output->finish();
   if (options.json) {
-    print_out("{}\n", result_json(options, models, *engine, *requests, *output).dump(2));
+    // What a terminal could take for its own stays escaped.
+    const bool ascii = isatty(STDOUT_FILENO) != 0;
+    print_out("{}\n", result_json(options, models, *engine, *requests, *output).dump(2, ' ', ascii));
   } else {
     int64_t tokens = 0;
     for (size_t i = 0; i < requests->size(); ++i)

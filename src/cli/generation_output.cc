@@ -93,14 +93,14 @@ std::string summary_line(const Engine& engine, int64_t tokens) {
   const StageTimes& t = engine.times();
   const GenerationStats& s = engine.stats();
   const double decode = t.rounds();
-  std::string line = fmt::format("{} tokens", tokens);
-  if (s.rounds == 0) return fmt::format("{}; prompt {:.3g} s", line, t.prefill);
+  if (s.rounds == 0) return fmt::format("{} tokens; prompt {:.3g} s", tokens, t.prefill);
   const auto percent = [&](double seconds) { return 100.0 * seconds / decode; };
   return fmt::format(
-      "{} in {:.3g} s, {:.4g} tokens/s; accept length {:.2f} over {} rounds of {:.1f} nodes; draft {:.0f} %, "
-      "verify {:.0f} %, rest {:.1f} %; prompt {:.3g} s",
-      line, decode, static_cast<double>(s.emitted) / decode, s.mean_accept_length(), s.rounds,
-      static_cast<double>(s.nodes) / static_cast<double>(s.rounds), percent(t.draft), percent(t.verify),
+      "{} tokens, {} of them in {} rounds of {:.1f} nodes: {:.3g} s, {:.4g} tokens/s, accept length {:.2f}; "
+      "draft "
+      "{:.0f} %, verify {:.0f} %, rest {:.1f} %; prompt {:.3g} s",
+      tokens, s.emitted, s.rounds, static_cast<double>(s.nodes) / static_cast<double>(s.rounds), decode,
+      static_cast<double>(s.emitted) / decode, s.mean_accept_length(), percent(t.draft), percent(t.verify),
       percent(decode - t.draft - t.verify), t.prefill);
 }
 

@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <iterator>
 
@@ -13,6 +12,7 @@
 #include "cli/memory.h"
 #include "cli/options.h"
 #include "core/parallel.h"
+#include "io/mapped_file.h"
 #include "kdtree/kdtree.h"
 
 namespace kdtree::cli {
@@ -23,12 +23,9 @@ constexpr int64_t kMostNodes = 65536;
 constexpr int64_t kMostTokens = int64_t{1} << 40;
 
 Result<std::string> read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (!file || std::filesystem::is_directory(path)) {
-    return fail(KDTREE_IO_ERROR, "--prompt-file: {}: cannot be read", path);
-  }
-  return text;
+  const auto file = MappedFile::open(path);
+  if (!file) return with_context(file.error(), "--prompt-file: ");
+  return std::string(reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size());
 }
 
 // FNV-1a: the name of a file, no more.
@@ -53,7 +50,7 @@ std::string cache_folder() {
   const std::string cache = variable("XDG_CACHE_HOME");
   if (!cache.empty()) return cache + "/kdtree";
   const std::string home = variable("HOME");
-  return (home.empty() ? "/tmp" : home + "/.cache") + "/kdtree";
+  return (home.empty() ? "." : home) + "/.cache/kdtree";
 }
 
 Result<CostTable> costs(ModelSession& session, bool verbose) {
@@ -135,17 +132,12 @@ void add_decode_options(CLI::App& command, DecodeOptions& o) {
 Result<std::unique_ptr<ModelSession>> ModelSession::load(const ModelOptions& options) {
   auto target = TargetModel::load(options.model);
   if (!target) return with_context(target.error(), "--model: ");
-  std::unique_ptr<ModelSession> session(new ModelSession(options, *std::move(target)));
+  std::unique_ptr<ModelSession> session(
+      new ModelSession(options, *std::move(target), Tokenizer::load(options.model + "/tokenizer.json")));
   if (!options.draft.empty()) {
     auto drafter = DFlashDrafter::load(options.draft, session->target_);
     if (!drafter) return with_context(drafter.error(), "--draft: ");
     session->drafter_ = *std::move(drafter);
-  }
-  const std::string tokenizer = options.model + "/tokenizer.json";
-  if (std::error_code ignored; std::filesystem::exists(tokenizer, ignored)) {
-    auto loaded = Tokenizer::load(tokenizer);
-    KDTREE_RETURN_IF_ERROR(loaded);
-    session->tokenizer_ = *std::move(loaded);
   }
   if (options.threads > 0) {
     session->limit_ = std::make_unique<tbb::global_control>(tbb::global_control::max_allowed_parallelism,
@@ -169,16 +161,19 @@ Result<std::vector<Request>> read_requests(const DecodeOptions& options, const M
     }
     texts.emplace_back(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>());
   }
-  if (!texts.empty() && session.tokenizer() == nullptr) {
-    return fail(KDTREE_INVALID_ARGUMENT, "--prompt: {} has no tokenizer.json, expected --input-ids",
-                session.options().model);
+  const Result<Tokenizer>& tokenizer = session.tokenizer();
+  const int64_t vocab = session.target().config().vocab_size;
+  if (!texts.empty() && !tokenizer) return with_context(tokenizer.error(), "--prompt needs a tokenizer: ");
+  if (!texts.empty() && tokenizer->vocab_size() > vocab) {
+    return fail(KDTREE_INVALID_FILE, "{}/tokenizer.json has tokens up to {}, expected the model's 0 .. {}",
+                session.options().model, tokenizer->vocab_size() - 1, vocab - 1);
   }
   std::vector<Request> requests;
   const auto add = [&](std::vector<int32_t> tokens) {
     requests.push_back({std::move(tokens), options.max_new, options.sampling});
   };
   for (const std::string& text : texts)
-    add(session.tokenizer()->encode(text));
+    add(tokenizer->encode(text));
   for (const std::string& ids : options.input_ids) {
     const auto values = parse_integers(ids);
     add({values.begin(), values.end()});
@@ -224,11 +219,14 @@ Result<Engine> make_engine(const DecodeOptions& options, ModelSession& session,
   }
   const int64_t row = config.kv_width() * dtype_size(engine->kv_dtype) * config.layers;
   KDTREE_RETURN_IF_ERROR(check_memory(checked_mul(engine->kv_slots, row), "--kv-slots, --max-new: KV cache"));
+  const int64_t rows = engine->mode == DecodeMode::autoregressive ? 1 : int64_t{engine->nodes} + 1;
+  KDTREE_RETURN_IF_ERROR(
+      check_memory(checked_mul(options.batch * rows, 4 * config.vocab_size), "--nodes, --batch: logits"));
   std::optional<NodePolicy> policy;
   if (options.nodes == "auto" && engine->mode != DecodeMode::autoregressive) {
     auto table = costs(session, verbose);
     KDTREE_RETURN_IF_ERROR(table);
-    policy.emplace(*std::move(table), session.drafter()->depth(), kMostAutoNodes);
+    policy.emplace(*std::move(table), session.drafter()->depth());
   }
   return Engine::create(session.target(), session.drafter(), *engine, std::move(policy));
 }
@@ -236,11 +234,12 @@ Result<Engine> make_engine(const DecodeOptions& options, ModelSession& session,
 TuneFile tune_file(const ModelSession& session) {
   const ModelOptions& options = session.options();
   // Weights that are replaced by others of the same size cost the same.
-  auto& target = const_cast<ModelSession&>(session).target();
   TuneFile file;
   file.key = fmt::format("kdtree {}, {}, {} threads, {} ({} bytes), {}", kdtree_version(), cpu_name(),
-                         session.threads(), absolute(options.model), target.weight_bytes(),
-                         options.draft.empty() ? "no drafter" : absolute(options.draft));
+                         session.threads(), absolute(options.model), session.target().weight_bytes(),
+                         session.drafter() == nullptr ? "no drafter"
+                                                      : fmt::format("{} ({} bytes)", absolute(options.draft),
+                                                                    session.drafter()->weight_bytes()));
   file.path = fmt::format("{}/tune-{:016x}.json", cache_folder(), hash(file.key));
   return file;
 }

@@ -44,19 +44,22 @@ class ModelSession {
 
   TargetModel& target() { return target_; }
   DFlashDrafter* drafter() { return drafter_.get(); }  // null without one
-  // Null where the folder has no tokenizer.json.
-  const Tokenizer* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
+  const DFlashDrafter* drafter() const { return drafter_.get(); }
+  const TargetModel& target() const { return target_; }
+  // The model's tokenizer: an error where it has none, or one of another kind than byte-level. Only text
+  // needs it.
+  const Result<Tokenizer>& tokenizer() const { return tokenizer_; }
   int64_t threads() const { return threads_; }
   const ModelOptions& options() const { return options_; }
 
  private:
-  ModelSession(const ModelOptions& options, TargetModel target)
-      : options_(options), target_(std::move(target)) {}
+  ModelSession(const ModelOptions& options, TargetModel target, Result<Tokenizer> tokenizer)
+      : options_(options), target_(std::move(target)), tokenizer_(std::move(tokenizer)) {}
 
   ModelOptions options_;
   TargetModel target_;
   std::unique_ptr<DFlashDrafter> drafter_;
-  std::optional<Tokenizer> tokenizer_;
+  Result<Tokenizer> tokenizer_;
   std::unique_ptr<tbb::global_control> limit_;
   int64_t threads_ = 1;
 };
@@ -68,7 +71,7 @@ Result<std::vector<Request>> read_requests(const DecodeOptions& options, const M
 // An engine for the requests. `verbose` says where the costs of --nodes auto come from.
 Result<Engine> make_engine(const DecodeOptions& options, ModelSession& session,
                            const std::vector<Request>& requests, bool verbose);
-// What the engine was told: "tree", 16 (0 with auto).
+// What the options say to an engine; with --nodes auto its nodes are the most that may be chosen.
 Result<EngineOptions> engine_options(const DecodeOptions& options, const ModelSession& session);
 
 // The file that keeps the costs of this machine with these models, and what it says about them.

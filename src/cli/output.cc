@@ -7,6 +7,8 @@
 
 #include <unistd.h>
 
+#include "engine/text_stream.h"
+
 namespace kdtree::cli {
 namespace {
 
@@ -63,8 +65,11 @@ void write_out(std::string_view text) {
 void print_error(std::string_view message) {
   std::string line(message);
   for (char& c : line) {
-    if (c == '\n' || c == '\r') c = ' ';
+    if (c == '\n' || c == '\r' || c == '\t') c = ' ';
   }
+  // Names out of files stand in messages: they must not drive the terminal.
+  TextStream stream(true);
+  line = stream.push(line) + stream.finish();
   std::fprintf(stderr, "kdtree: error: %s\n", line.c_str());
 }
 

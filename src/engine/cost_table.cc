@@ -4,11 +4,11 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
 #include <nlohmann/json.hpp>
 
 #include "io/atomic_file.h"
-#include "tree/best_first.h"
 
 namespace kdtree {
 namespace {
@@ -189,11 +189,20 @@ Result<CostTable> CostTable::load(const std::string& path, const std::string& ke
   } catch (const Json::exception& error) {
     return fail(KDTREE_INVALID_FILE, "{}: {}", path, error.what());
   }
-  const bool shaped = !table.rows.empty() && table.contexts.size() == 2 && table.verify_us.size() == 2 &&
-                      table.verify_us[0].size() == table.rows.size() &&
-                      table.verify_us[1].size() == table.rows.size() &&
-                      table.requests.size() == table.draft_us.size() &&
-                      table.contexts[0] < table.contexts[1] && table.rows[0] >= 1;
+  const auto ascending = [](const std::vector<int64_t>& numbers) {
+    return numbers.empty() ||
+           (numbers[0] >= 1 &&
+            std::adjacent_find(numbers.begin(), numbers.end(), std::greater_equal<>()) == numbers.end());
+  };
+  const auto positive = [](const std::vector<double>& numbers) {
+    return std::all_of(numbers.begin(), numbers.end(), [](double x) { return x > 0.0; });
+  };
+  const bool shaped =
+      !table.rows.empty() && table.contexts.size() == 2 && table.verify_us.size() == 2 &&
+      table.verify_us[0].size() == table.rows.size() && table.verify_us[1].size() == table.rows.size() &&
+      table.requests.size() == table.draft_us.size() && ascending(table.rows) && ascending(table.contexts) &&
+      ascending(table.requests) && positive(table.verify_us[0]) && positive(table.verify_us[1]) &&
+      positive(table.draft_us);
   if (!shaped) return fail(KDTREE_INVALID_FILE, "{}: expected a cost for every number of rows", path);
   return table;
 }

@@ -16,7 +16,7 @@ struct CostTable {
   std::vector<int64_t> contexts;               // two, ascending
   std::vector<std::vector<double>> verify_us;  // [contexts][rows]
   std::vector<int64_t> requests;               // ascending, from 1
-  std::vector<double> draft_us;                // [requests] drafter, candidates and tree
+  std::vector<double> draft_us;                // [requests] the drafter's pass
 
   // Microseconds of a forward pass over `rows` rows behind prefixes of `context` tokens: between measured
   // points linear, beyond the last one in proportion.

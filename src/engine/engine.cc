@@ -40,13 +40,19 @@ int64_t total_tokens(const ModelConfig& config, const Request& request) {
   return std::min(saturating_add(prompt, request.max_new_tokens), config.max_positions);
 }
 
-void cut(DraftTree& tree, int32_t nodes) {
-  const auto size = static_cast<size_t>(nodes) + 1;
-  if (size >= tree.parent.size()) return;
-  tree.token.resize(size);
-  tree.parent.resize(size);
-  tree.depth.resize(size);
-  tree.log_weight.resize(size);
+// The part of `tree` that is `nodes`: ascending, the root and each node's parent among them.
+DraftTree part_of(const DraftTree& tree, std::span<const int32_t> nodes) {
+  DraftTree part;
+  std::vector<int32_t> number(tree.parent.size(), -1);
+  for (const int32_t node : nodes) {
+    const auto i = static_cast<size_t>(node);
+    number[i] = static_cast<int32_t>(part.parent.size());
+    part.token.push_back(tree.token[i]);
+    part.parent.push_back(node == 0 ? -1 : number[static_cast<size_t>(tree.parent[i])]);
+    part.depth.push_back(tree.depth[i]);
+    part.log_weight.push_back(tree.log_weight[i]);
+  }
+  return part;
 }
 
 }  // namespace
@@ -59,6 +65,7 @@ struct Engine::Sequence {
   int64_t committed = 0;        // positions whose KV is in the pool
   int64_t most_tokens = 0;      // prompt included
   std::unique_ptr<DraftState> draft;
+  bool drafted = false;  // in the last round: the drafter has no backlog of committed tokens
 
   int64_t room() const { return most_tokens - static_cast<int64_t>(tokens.size()); }
 };
@@ -86,6 +93,10 @@ Result<Engine> Engine::create(TargetModel& target, Drafter* drafter, const Engin
   if (options.mode != DecodeMode::autoregressive && drafter == nullptr) {
     return fail(KDTREE_INVALID_ARGUMENT, "drafter is absent, expected one for chains and trees");
   }
+  if (options.kv_slots > std::numeric_limits<int32_t>::max()) {
+    return fail(KDTREE_INVALID_ARGUMENT, "kv_slots is {}, expected at most {}", options.kv_slots,
+                std::numeric_limits<int32_t>::max());
+  }
   if (options.nodes < 0 || options.batch < 1 || options.kv_slots < 1) {
     return fail(KDTREE_INVALID_ARGUMENT,
                 "nodes is {}, batch {}, kv_slots {}, expected nodes >= 0, the others >= 1", options.nodes,
@@ -97,7 +108,6 @@ Result<Engine> Engine::create(TargetModel& target, Drafter* drafter, const Engin
   Engine engine(target, options.mode == DecodeMode::autoregressive ? nullptr : drafter, options,
                 *std::move(pool));
   engine.policy_ = std::move(policy);
-  target.set_feature_layers(engine.drafter_ != nullptr ? drafter->feature_layers() : std::vector<int64_t>());
   return engine;
 }
 
@@ -150,8 +160,19 @@ const GenerationStats& Engine::request_stats(int64_t request) const {
 }
 
 Status Engine::step(const Emit& emit) {
+  if (state_) state_ = admit_and_round(emit);
+  return state_;
+}
+
+Status Engine::admit_and_round(const Emit& emit) {
   KDTREE_RETURN_IF_ERROR(admit(emit));
   return active_.empty() ? Status() : round(emit);
+}
+
+// The model may serve another engine between two passes of this one.
+Result<ForwardOutput> Engine::forward() {
+  target_.set_feature_layers(drafter_ != nullptr ? drafter_->feature_layers() : std::vector<int64_t>());
+  return target_.forward(batch_, pool_);
 }
 
 Status Engine::admit(const Emit& emit) {
@@ -230,7 +251,7 @@ Status Engine::prefill(Sequence& sequence) {
     batch_.kv_indptr = {0, static_cast<int32_t>(begin)};
     batch_.kv_indices.assign(sequence.slots.begin(), sequence.slots.begin() + begin);
     if (end == length) batch_.logit_rows = {static_cast<int32_t>(end - begin) - 1};
-    const auto out = target_.forward(batch_, pool_);
+    const auto out = forward();
     KDTREE_RETURN_IF_ERROR(out);
     if (sequence.draft != nullptr) drafter_->extend(*sequence.draft, batch_.tokens, out->features);
     if (end == length) last_logits_.assign(out->logits.begin(), out->logits.end());
@@ -258,7 +279,7 @@ Status Engine::round(const Emit& emit) {
   {
     const Stopwatch stopwatch(verify_seconds);
     target_.set_verify_hook(watch_verify_);
-    out = target_.forward(batch_, pool_);
+    out = forward();
     target_.set_verify_hook({});
   }
   KDTREE_RETURN_IF_ERROR(out);
@@ -276,13 +297,20 @@ Status Engine::draft() {
   for (const auto& sequence : active_)
     trees_.push_back({{sequence->tokens.back()}, {-1}, {0}, {0.0}});
   const bool drafts = drafter_ != nullptr && options_.nodes > 0 && (!policy_ || policy_->should_draft());
-  if (!drafts) return {};
+  if (!drafts) {
+    for (const auto& sequence : active_)
+      sequence->drafted = false;
+    return {};
+  }
   std::vector<DraftQuery> queries;
   std::vector<size_t> drafting;
+  bool usual = true;
   for (size_t i = 0; i < active_.size(); ++i) {
     if (active_[i]->room() < 2) continue;  // the root's own token ends it
     queries.push_back({active_[i]->draft.get(), active_[i]->tokens.back()});
     drafting.push_back(i);
+    usual = usual && active_[i]->drafted;
+    active_[i]->drafted = true;
   }
   if (queries.empty()) return {};
   double seconds = 0.0;
@@ -300,10 +328,10 @@ Status Engine::draft() {
     trees_[drafting[q]] = *std::move(tree);
   }
   if (policy_) {
-    policy_->observe_draft(static_cast<int64_t>(queries.size()), (seconds + stopwatch.seconds()) * 1e6);
+    if (usual) policy_->observe_draft(static_cast<int64_t>(queries.size()), seconds * 1e6);
     const auto keep = policy_->choose(trees_, mean_context());
     for (size_t i = 0; i < trees_.size(); ++i)
-      cut(trees_[i], keep[i]);
+      trees_[i] = part_of(trees_[i], keep[i]);
   }
   return {};
 }

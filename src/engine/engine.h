@@ -79,7 +79,7 @@ class Engine {
 
   bool idle() const;
   // Lets waiting requests in as far as batch and pool allow, then one round of all. Errors: those of the
-  // model; KDTREE_NOT_A_NUMBER when a logit is none.
+  // model; KDTREE_NOT_A_NUMBER when a logit is none. An error ends the engine: later steps repeat it.
   Status step(const Emit& emit);
 
   // Called for every request of every round, in the order of the batch; and for every layer's attention of
@@ -97,7 +97,9 @@ class Engine {
   struct Sequence;
 
   Engine(TargetModel& target, Drafter* drafter, const EngineOptions& options, KvPool pool);
+  Status admit_and_round(const Emit& emit);
   Status admit(const Emit& emit);
+  Result<ForwardOutput> forward();
   Status prefill(Sequence& sequence);
   Status start(Sequence& sequence, const Emit& emit);
   const Sequence* longest_shared_prefix(const Sequence& sequence, int64_t& length) const;
@@ -121,6 +123,7 @@ class Engine {
   std::vector<GenerationStats> request_stats_;
   GenerationStats stats_;
   StageTimes times_;
+  Status state_;
   WatchRound watch_;
   TargetModel::VerifyHook watch_verify_;
 

@@ -7,6 +7,7 @@ namespace kdtree {
 namespace {
 
 constexpr int64_t kLongestPause = 512;
+constexpr int64_t kLook = 4;  // rounds: one alone teaches too little
 // Rounds that the calibration remembers, and how fast measured times replace the table's.
 constexpr double kMemory = 50.0;
 constexpr double kBlend = 0.1;
@@ -17,9 +18,8 @@ void blend(double& value, double seen) {
 
 }  // namespace
 
-NodePolicy::NodePolicy(CostTable costs, int64_t depth, int32_t most_nodes)
+NodePolicy::NodePolicy(CostTable costs, int64_t depth)
     : costs_(std::move(costs)),
-      most_nodes_(most_nodes),
       promised_(static_cast<size_t>(depth), 1.0),
       seen_(static_cast<size_t>(depth), 1.0),
       corrections_(costs_.rows.size(), 1.0) {}
@@ -36,15 +36,15 @@ size_t NodePolicy::bucket(int64_t rows) const {
 }
 
 double NodePolicy::verify_us(int64_t rows, double context) const {
-  return costs_.verify(rows, context) * corrections_[bucket(rows)];
+  return costs_.verify(rows, context) * speed_ * corrections_[bucket(rows)];
 }
 
-std::vector<int32_t> NodePolicy::choose(std::span<const DraftTree> trees, double context) {
+std::vector<std::vector<int32_t>> NodePolicy::choose(std::span<const DraftTree> trees, double context) {
   // All trees' nodes, the most probable first. A node never comes before its parent: weights fall along a
   // path, and the calibration is made to fall with depth.
   struct Candidate {
     double weight;
-    int32_t tree;
+    size_t tree;
     int32_t node;
   };
   std::vector<double> scale(promised_.size());
@@ -54,11 +54,10 @@ std::vector<int32_t> NodePolicy::choose(std::span<const DraftTree> trees, double
   }
   std::vector<Candidate> candidates;
   for (size_t t = 0; t < trees.size(); ++t) {
-    for (int64_t n = 1; n < trees[t].size(); ++n) {
-      const auto node = static_cast<size_t>(n);
-      const auto depth = static_cast<size_t>(trees[t].depth[node]) - 1;
-      candidates.push_back({std::exp(trees[t].log_weight[node]) * scale[depth], static_cast<int32_t>(t),
-                            static_cast<int32_t>(n)});
+    for (int32_t node = 1; node < trees[t].size(); ++node) {
+      const auto i = static_cast<size_t>(node);
+      const auto depth = static_cast<size_t>(trees[t].depth[i]) - 1;
+      candidates.push_back({std::exp(trees[t].log_weight[i]) * scale[depth], t, node});
     }
   }
   std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
@@ -71,31 +70,31 @@ std::vector<int32_t> NodePolicy::choose(std::span<const DraftTree> trees, double
   const double plain = static_cast<double>(requests) / verify_us(requests, context);
   double expected = static_cast<double>(requests);
   double best_rate = 0.0;
-  double best_expected = 0.0;
+  double best_expected = expected;
   size_t best = 0;
-  for (size_t n = 0; n <= candidates.size(); ++n) {
-    const int64_t rows = requests + static_cast<int64_t>(n);
-    const double rate = expected / (draft + verify_us(rows, context));
+  for (size_t n = 1; n <= candidates.size(); ++n) {
+    expected += candidates[n - 1].weight;
+    const double rate = expected / (draft + verify_us(requests + static_cast<int64_t>(n), context));
     if (rate > best_rate) {
       best_rate = rate;
       best_expected = expected;
       best = n;
     }
-    if (n < candidates.size()) expected += candidates[n].weight;
   }
-  // Best first means a tree's kept nodes are its first ones, but the calibration may reorder across depths:
-  // keep every node up to the last one chosen.
-  std::vector<int32_t> keep(trees.size(), 0);
-  for (size_t n = 0; n < best; ++n) {
-    auto& last = keep[static_cast<size_t>(candidates[n].tree)];
-    last = std::max(last, candidates[n].node);
-  }
+  std::vector<std::vector<int32_t>> keep(trees.size(), {0});
+  for (size_t n = 0; n < best; ++n)
+    keep[candidates[n].tree].push_back(candidates[n].node);
+  for (std::vector<int32_t>& nodes : keep)
+    std::sort(nodes.begin(), nodes.end());
+  if (candidates.empty()) return keep;
+
   explanation_ =
       fmt::format("{} nodes: {:.2f} tokens in {:.0f} us (plain: {} in {:.0f} us)", best, best_expected,
                   best_expected / best_rate, requests, static_cast<double>(requests) / plain);
-  if (best_rate > plain) {
-    next_pause_ = kFirstPause;
-  } else {
+  poor_ = best_rate > plain ? 0 : poor_ + 1;
+  if (poor_ == 0) next_pause_ = kFirstPause;
+  if (poor_ == kLook) {
+    poor_ = 0;
     pause_ = next_pause_;
     next_pause_ = std::min(2 * next_pause_, kLongestPause);
   }
@@ -103,13 +102,16 @@ std::vector<int32_t> NodePolicy::choose(std::span<const DraftTree> trees, double
 }
 
 void NodePolicy::observe_acceptance(const DraftTree& tree, int64_t accept_length) {
+  if (tree.size() == 1) return;
   std::vector<double> promised(promised_.size(), 0.0);
   for (size_t n = 1; n < tree.depth.size(); ++n)
     promised[static_cast<size_t>(tree.depth[n]) - 1] += std::exp(tree.log_weight[n]);
   for (size_t d = 0; d < promised.size(); ++d) {
-    if (promised[d] == 0.0) continue;
-    promised_[d] += promised[d] - promised_[d] / kMemory;
-    seen_[d] += (static_cast<int64_t>(d) + 1 < accept_length ? 1.0 : 0.0) - seen_[d] / kMemory;
+    const bool accepted = static_cast<int64_t>(d) + 1 < accept_length;
+    // A depth that was not verified is forgotten: kept at what it once was, it would never be tried again.
+    const bool tried = promised[d] > 0.0;
+    promised_[d] += (tried ? promised[d] : 1.0 / kMemory) - promised_[d] / kMemory;
+    seen_[d] += (tried ? (accepted ? 1.0 : 0.0) : 1.0 / kMemory) - seen_[d] / kMemory;
   }
 }
 
@@ -119,7 +121,9 @@ void NodePolicy::observe_draft(int64_t requests, double microseconds) {
 }
 
 void NodePolicy::observe_verify(int64_t rows, double context, double microseconds) {
-  blend(corrections_[bucket(rows)], microseconds / costs_.verify(rows, context));
+  const double ratio = microseconds / costs_.verify(rows, context);
+  blend(speed_, ratio);
+  blend(corrections_[bucket(rows)], ratio / speed_);
 }
 
 }  // namespace kdtree

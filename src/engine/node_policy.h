@@ -14,17 +14,17 @@ namespace kdtree {
 
 class NodePolicy {
  public:
-  NodePolicy(CostTable costs, int64_t depth, int32_t most_nodes);
+  // `depth`: of the deepest tree.
+  NodePolicy(CostTable costs, int64_t depth);
 
-  int32_t most_nodes() const { return most_nodes_; }
-
-  // Whether this round should draft at all. Where trees do not pay, plain rounds follow, and now and then one
-  // that looks again: after 8 rounds, then 16, and so on.
+  // Whether this round should draft at all. Where trees do not pay for some rounds, plain rounds follow, and
+  // now and then a few that look again: after 8 rounds, then 16, and so on.
   bool should_draft();
 
-  // Nodes to keep of each tree, the root not counted: its first ones, which are the most probable. `context`
-  // is the mean prefix length.
-  std::vector<int32_t> choose(std::span<const DraftTree> trees, double context);
+  // The nodes to verify of each tree, ascending, the root and all ancestors among them. Never only roots
+  // where there is a choice: what was drafted is paid for, and only what is verified teaches something.
+  // `context` is the mean prefix length.
+  std::vector<std::vector<int32_t>> choose(std::span<const DraftTree> trees, double context);
 
   // What a round turned out to be. `tree` is what was verified, `accept_length` the tokens it gave.
   void observe_acceptance(const DraftTree& tree, int64_t accept_length);
@@ -40,12 +40,13 @@ class NodePolicy {
   size_t bucket(int64_t rows) const;
 
   CostTable costs_;
-  int32_t most_nodes_;
   // The drafter's weights may be too sure or not sure enough: acceptance seen over acceptance promised, at
   // each depth, over the last rounds.
   std::vector<double> promised_, seen_;
-  std::vector<double> corrections_;  // [rows of the table] time seen over the table's
+  double speed_ = 1.0;               // time seen over the table's, whatever the rows
+  std::vector<double> corrections_;  // [rows of the table] the same of these rows, beside that
   double draft_correction_ = 1.0;
+  int64_t poor_ = 0;   // rounds in a row that drafted and should not have
   int64_t pause_ = 0;  // plain rounds before the next look
   int64_t next_pause_ = kFirstPause;
   std::string explanation_;

@@ -87,7 +87,7 @@ Status BundleRecorder::on_verify(int64_t layer, const VerifyProblem& problem) {
 }
 
 void BundleRecorder::on_round(const RoundView& round) {
-  if (requests_left_ == 0 || !status_) return;
+  if (requests_left_ == 0 || !state_) return;
   const auto begin = static_cast<size_t>(bundle_.problem.qo_indptr.as<int32_t>()[paths_.size()]);
   const auto vocab = round.logits.size() / round.tree.token.size();
   for (size_t node = 0; node < round.tree.token.size(); ++node) {
@@ -96,7 +96,7 @@ void BundleRecorder::on_round(const RoundView& round) {
         sample_token(round.logits.subspan(node * vocab, vocab), round.asked.sampling,
                      static_cast<uint64_t>(round.request), static_cast<uint64_t>(position), sampling_);
     if (!token) {
-      status_ = tl::unexpected<Error>(token.error());
+      state_ = tl::unexpected<Error>(token.error());
       return;
     }
     bundle_.tokens.as<int32_t>()[begin + node] = round.tree.token[node];
@@ -119,8 +119,8 @@ void BundleRecorder::finish() {
     bundle_.accept_count.as<int32_t>()[r] = static_cast<int32_t>(paths_[r].size());
     std::copy(paths_[r].begin(), paths_[r].end(), all.begin() + static_cast<std::ptrdiff_t>(r * longest));
   }
-  status_ = sink_(round_, bundle_);
-  if (status_) ++recorded_;
+  state_ = sink_(round_, bundle_);
+  if (state_) ++recorded_;
 }
 
 }  // namespace kdtree

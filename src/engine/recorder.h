@@ -21,13 +21,13 @@ class BundleRecorder {
   // Takes a finished bundle and the round's number. An error ends the recording, and is status().
   using Sink = std::function<Status(int64_t round, const Bundle& bundle)>;
 
-  // Watches `engine` from now on: neither may move, and the recorder must live as long.
+  // Watches `engine` from now on, and must stay where it is as long as that.
   BundleRecorder(Engine& engine, Options options, Sink sink);
   BundleRecorder(const BundleRecorder&) = delete;
   BundleRecorder& operator=(const BundleRecorder&) = delete;
 
   int64_t recorded() const { return recorded_; }
-  const Status& status() const { return status_; }
+  const Status& status() const { return state_; }
 
  private:
   Status on_verify(int64_t layer, const VerifyProblem& problem);
@@ -36,12 +36,11 @@ class BundleRecorder {
 
   Options options_;
   Sink sink_;
-  Status status_;
+  Status state_;
   int64_t round_ = -1;
   int64_t recorded_ = 0;
   Bundle bundle_;
   int64_t requests_left_ = 0;  // of the bundle at work
-  int64_t request_ = 0;
   std::vector<std::vector<int32_t>> paths_;
   SamplingScratch sampling_;
 };

@@ -148,52 +148,42 @@ class DFlashDrafter::Cache : public DraftState {
   // Makes room for `positions`.
   void reserve(int64_t positions) {
     if (positions <= capacity_) return;
-    Cache grown = *this;
-    grown.capacity_ = std::max<int64_t>(positions, 2 * capacity_);
-    const auto size = static_cast<size_t>(layers_ * heads_ * dim_ * grown.capacity_);
-    grown.keys_.assign(size, 0.0f);
-    grown.values_.assign(size, 0.0f);
-    for (int64_t i = 0; i < layers_ * heads_; ++i) {
-      const int64_t layer = i / heads_;
-      const int64_t head = i % heads_;
-      std::copy_n(key(layer, head, 0), length * dim_, grown.key(layer, head, 0));
-      for (int64_t d = 0; d < dim_; ++d)
-        std::copy_n(value(layer, head, d), length, grown.value(layer, head, d));
+    const int64_t capacity = std::max(positions, 2 * capacity_);
+    for (std::vector<float>* rows : {&keys_, &values_}) {
+      std::vector<float> grown(static_cast<size_t>(layers_ * heads_ * capacity * dim_));
+      for (int64_t i = 0; i < layers_ * heads_; ++i)
+        std::copy_n(rows->data() + i * capacity_ * dim_, length * dim_, grown.data() + i * capacity * dim_);
+      *rows = std::move(grown);
     }
-    *this = std::move(grown);
+    capacity_ = capacity;
   }
 
-  // [positions, dim] and, turned around so that products run along positions, [dim, positions].
-  Matrix keys(int64_t layer, int64_t head, int64_t positions) {
-    return {key(layer, head, 0), DType::f32, positions, dim_, dim_};
+  // [positions, dim] both.
+  Matrix keys(int64_t layer, int64_t head, int64_t positions) const {
+    return {keys_.data() + at(layer, head, 0), DType::f32, positions, dim_, dim_};
   }
-  Matrix values(int64_t layer, int64_t head, int64_t positions) {
-    return {value(layer, head, 0), DType::f32, dim_, positions, capacity_};
+  Matrix values(int64_t layer, int64_t head, int64_t positions) const {
+    return {values_.data() + at(layer, head, 0), DType::f32, positions, dim_, dim_};
   }
 
   // k and v: [heads, dim] of one position.
   void write(int64_t layer, int64_t position, const float* k, const float* v) {
     for (int64_t h = 0; h < heads_; ++h) {
-      std::copy_n(k + h * dim_, dim_, key(layer, h, position));
-      for (int64_t d = 0; d < dim_; ++d)
-        value(layer, h, d)[position] = v[h * dim_ + d];
+      std::copy_n(k + h * dim_, dim_, keys_.data() + at(layer, h, position));
+      std::copy_n(v + h * dim_, dim_, values_.data() + at(layer, h, position));
     }
   }
 
  private:
-  float* key(int64_t layer, int64_t head, int64_t position) {
-    return keys_.data() + ((layer * heads_ + head) * capacity_ + position) * dim_;
-  }
-  float* value(int64_t layer, int64_t head, int64_t d) {
-    return values_.data() + ((layer * heads_ + head) * dim_ + d) * capacity_;
+  int64_t at(int64_t layer, int64_t head, int64_t position) const {
+    return ((layer * heads_ + head) * capacity_ + position) * dim_;
   }
 
   int64_t layers_;
   int64_t heads_;
   int64_t dim_;
   int64_t capacity_ = 0;
-  std::vector<float> keys_;    // [layers, heads, capacity, dim]
-  std::vector<float> values_;  // [layers, heads, dim, capacity]
+  std::vector<float> keys_, values_;  // [layers, heads, capacity, dim]
 };
 
 Result<std::unique_ptr<DFlashDrafter>> DFlashDrafter::load(const std::string& folder,
@@ -443,7 +433,8 @@ void DFlashDrafter::attend(int64_t index, std::span<const Block> blocks) {
                       c.block_size,
                       block.cache->values(index, kv_head, positions),
                       attended_.data() + block.row * q_width + head * c.head_dim,
-                      q_width};
+                      q_width,
+                      /*turned=*/true};
   });
 }
 

@@ -39,7 +39,7 @@ class DFlashDrafter : public Drafter {
   static Result<std::unique_ptr<DFlashDrafter>> load(const std::string& folder, const TargetModel& target);
 
   const DFlashConfig& config() const { return config_; }
-  int64_t weight_bytes() const { return weights_.bytes(); }
+  int64_t weight_bytes() const { return weights_.bytes(); }  // of the files
 
   int64_t depth() const override { return config_.block_size - 1; }
   std::vector<int64_t> feature_layers() const override { return config_.target_layers; }

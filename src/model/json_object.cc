@@ -10,6 +10,8 @@ namespace {
 
 // More than any configuration needs; an index of a model's weights has about 100,000 entries.
 constexpr size_t kMostBytes = size_t{64} << 20;
+// Copying and printing JSON is recursive.
+constexpr int kMostDepth = 32;
 
 std::optional<int64_t> as_integer(const nlohmann::json& value) {
   if (!value.is_number_integer()) return std::nullopt;
@@ -34,7 +36,16 @@ Result<JsonObject> JsonObject::read(const std::string& path) {
                 kMostBytes);
   }
   const auto* begin = reinterpret_cast<const char*>(file->bytes().data());
-  auto json = nlohmann::json::parse(begin, begin + file->bytes().size(), nullptr, false);
+  bool too_deep = false;
+  const auto check_depth = [&](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+    too_deep = too_deep || depth > kMostDepth;
+    return !too_deep;
+  };
+  auto json = nlohmann::json::parse(begin, begin + file->bytes().size(), check_depth, false);
+  if (too_deep) {
+    return fail(KDTREE_INVALID_FILE, "{}: nested more than {} deep, expected a configuration", path,
+                kMostDepth);
+  }
   if (!json.is_object()) return fail(KDTREE_INVALID_FILE, "{}: not JSON, expected a JSON object", path);
   return JsonObject(std::move(json), path);
 }

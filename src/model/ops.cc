@@ -10,7 +10,7 @@
 #include "core/parallel.h"
 
 // Compiled once a SIMD target and chosen at run time (Highway).
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | (HWY_AVX3 - 1) | HWY_SVE | HWY_SVE_256 | HWY_SVE2 | HWY_SVE2_128)
+#include "core/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "model/ops.cc"
 // The first one includes this file again for each target.
@@ -144,14 +144,80 @@ void linear_columns(const LinearTask& task, int64_t column_begin, int64_t column
   }
 }
 
+// Outputs [column, column + kVectors vectors) of kRows rows, of which `rows` are there: the inputs one after
+// the other. The last `missing` lanes are not there.
+template <size_t kRows, size_t kVectors, class T>
+HWY_INLINE void turned_tile(const LinearTask& task, int64_t row, int64_t rows, int64_t column,
+                            int64_t missing) {
+  const Floats d;
+  const float* x[kRows];
+  for (size_t r = 0; r < kRows; ++r)
+    x[r] = task.x + (row + std::min<int64_t>(static_cast<int64_t>(r), rows - 1)) * task.x_stride;
+  Vector sums[kRows * kVectors];
+  unroll<kRows * kVectors>([&](auto i) KDTREE_INLINE { sums[i] = hn::Zero(d); });
+  for (int64_t k = 0; k < task.weight.rows; ++k) {
+    const T* from = static_cast<const T*>(task.weight.row(k)) + column;
+    Vector w[kVectors];
+    unroll<kVectors>([&](auto v) KDTREE_INLINE {
+      const int64_t at = static_cast<int64_t>(v) * kLanes;
+      w[v] = v + 1 < kVectors || missing == 0 ? load(from + at) : load_some(from + at, kLanes - missing);
+    });
+    unroll<kRows>([&](auto r) KDTREE_INLINE {
+      const Vector factor = hn::Set(d, x[r][k]);
+      unroll<kVectors>([&](auto v) KDTREE_INLINE {
+        Vector& sum = sums[r * kVectors + v];
+        sum = hn::MulAdd(factor, w[v], sum);
+      });
+    });
+  }
+  float out[kRows * kVectors * kLanes];
+  unroll<kRows * kVectors>(
+      [&](auto i) KDTREE_INLINE { hn::StoreU(sums[i], d, out + static_cast<int64_t>(i) * kLanes); });
+  constexpr int64_t kWidth = kVectors * kLanes;
+  for (int64_t r = 0; r < rows; ++r)
+    std::copy_n(out + r * kWidth, kWidth - missing, task.y + (row + r) * task.y_stride + column);
+}
+
+template <size_t kVectors, class T>
+void turned_columns(const LinearTask& task, int64_t column, int64_t missing) {
+  for (int64_t row = 0; row < task.rows; row += 4) {
+    const int64_t rows = std::min<int64_t>(4, task.rows - row);
+    if (rows > 1) {
+      turned_tile<4, kVectors, T>(task, row, rows, column, missing);
+    } else {
+      turned_tile<1, kVectors, T>(task, row, rows, column, missing);
+    }
+  }
+}
+
+template <class T>
+void turned_part(const LinearTask& task, int64_t column_begin, int64_t column_end) {
+  // Accumulators of four rows, and a vector of weights for each.
+  constexpr int64_t kMost = kManyRegisters ? 6 : 3;
+  int64_t column = column_begin;
+  for (; column + kMost * kLanes <= column_end; column += kMost * kLanes)
+    turned_columns<kMost, T>(task, column, 0);
+  for (; column < column_end; column += kLanes)
+    turned_columns<1, T>(task, column, std::max<int64_t>(0, column + kLanes - column_end));
+}
+
+template <class T>
+void typed_part(const LinearTask& task, int64_t column_begin, int64_t column_end) {
+  if (task.turned) {
+    turned_part<T>(task, column_begin, column_end);
+  } else {
+    linear_columns<T>(task, column_begin, column_end);
+  }
+}
+
 void linear_part(const LinearTask& task, int64_t column_begin, int64_t column_end) {
   switch (task.weight.dtype) {
     case DType::bf16:
-      return linear_columns<uint16_t>(task, column_begin, column_end);
+      return typed_part<uint16_t>(task, column_begin, column_end);
     case DType::f16:
-      return linear_columns<hwy::float16_t>(task, column_begin, column_end);
+      return typed_part<hwy::float16_t>(task, column_begin, column_end);
     default:
-      return linear_columns<float>(task, column_begin, column_end);
+      return typed_part<float>(task, column_begin, column_end);
   }
 }
 
@@ -201,7 +267,9 @@ void swiglu(const float* gate, const float* up, int64_t n, float* out) {
   const auto one = hn::Set(d, 1.0f);
   for_each_vector(n, [&](int64_t, const auto& load_from, const auto& store_to) KDTREE_INLINE {
     const Vector g = load_from(gate);
-    const Vector silu = hn::Div(g, hn::Add(one, hn::Exp(d, hn::Neg(g))));
+    // Exp is good up to 104; beyond 88 the quotient is 0 to all bits that matter.
+    const Vector power = hn::Exp(d, hn::Min(hn::Neg(g), hn::Set(d, 88.0f)));
+    const Vector silu = hn::Div(g, hn::Add(one, power));
     store_to(hn::Mul(silu, load_from(up)), out);
   });
 }
@@ -241,9 +309,9 @@ constexpr int64_t kProductsPerUnit = 1 << 17;
 
 // Outputs of a task that one thread computes at once.
 int64_t columns_per_unit(const LinearTask& task) {
-  constexpr int64_t kRound = 24;  // whole register tiles
-  const int64_t per_column = std::max<int64_t>(1, task.rows * task.weight.columns);
-  return ceil_div(ceil_div(kProductsPerUnit, per_column), kRound) * kRound;
+  const int64_t round = task.turned ? 96 : 24;  // whole register tiles
+  const int64_t per_column = std::max<int64_t>(1, task.rows * task.inputs());
+  return ceil_div(ceil_div(kProductsPerUnit, per_column), round) * round;
 }
 
 }  // namespace
@@ -278,7 +346,7 @@ void linear(std::span<const LinearTask> tasks, const OpsTarget& target) {
   first_unit.reserve(tasks.size());
   for (const LinearTask& task : tasks) {
     first_unit.push_back(units);
-    units += ceil_div(task.weight.rows, columns_per_unit(task));
+    units += ceil_div(task.outputs(), columns_per_unit(task));
   }
   std::atomic<int64_t> next = 0;
   parallel_run(std::min(thread_limit(), units), [&](int64_t) {
@@ -288,7 +356,7 @@ void linear(std::span<const LinearTask> tasks, const OpsTarget& target) {
       const LinearTask& task = tasks[index];
       const int64_t columns = columns_per_unit(task);
       const int64_t begin = (unit - first_unit[index]) * columns;
-      target.linear_part(task, begin, std::min(begin + columns, task.weight.rows));
+      target.linear_part(task, begin, std::min(begin + columns, task.outputs()));
     }
   });
 }

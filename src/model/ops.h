@@ -24,14 +24,19 @@ struct Matrix {
   Matrix slice(int64_t begin, int64_t count) const { return {row(begin), dtype, count, columns, row_stride}; }
 };
 
-// y[r][n] = sum over k of x[r][k] * weight[n][k]. Strides count elements.
+// y[r][n] = sum over k of x[r][k] * weight[n][k], or, turned, of x[r][k] * weight[k][n]. Strides count
+// elements.
 struct LinearTask {
-  const float* x;  // [rows, weight.columns]
+  const float* x;  // [rows, inputs()]
   int64_t x_stride;
   int64_t rows;
   Matrix weight;
-  float* y;  // [rows, weight.rows], apart from x
+  float* y;  // [rows, outputs()], apart from x
   int64_t y_stride;
+  bool turned = false;
+
+  int64_t inputs() const { return turned ? weight.rows : weight.columns; }
+  int64_t outputs() const { return turned ? weight.columns : weight.rows; }
 };
 
 // One SIMD target's code.
@@ -54,10 +59,11 @@ std::span<const OpsTarget> ops_targets();
 const OpsTarget& best_ops_target();
 
 // Runs the tasks on all threads: none may read what another writes. An output's products are summed in fp32
-// in an order that follows from the column alone.
+// in an order that follows from its column and the number of inputs alone.
 void linear(std::span<const LinearTask> tasks, const OpsTarget& target = best_ops_target());
 
-// Columns whose products are summed apart, so that the rows that share them stay in the first-level cache.
+// Inputs whose products are summed apart (unless turned), so that the rows that share them stay in the
+// first-level cache.
 inline constexpr int64_t kLinearBlock = 1024;
 
 // `count` elements of `from`, of a type as Matrix has, to floats.

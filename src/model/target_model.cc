@@ -1,7 +1,6 @@
 #include "model/target_model.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "attention/backend.h"
 #include "core/parallel.h"
@@ -14,24 +13,6 @@ namespace {
 // Of the norms inside attention: Hugging Face's implementation does not take these from the configuration.
 constexpr float kInnerNormEps = 1e-6f;
 
-// weight [rows, columns] turned around, in the same type.
-Tensor transposed(const Matrix& weight) {
-  Tensor out(weight.dtype, {weight.columns, weight.rows});
-  const auto element = static_cast<size_t>(dtype_size(weight.dtype));
-  for (int64_t r = 0; r < weight.rows; ++r) {
-    const auto* row = static_cast<const std::byte*>(weight.row(r));
-    for (int64_t c = 0; c < weight.columns; ++c) {
-      std::memcpy(&out.bytes[static_cast<size_t>(c * weight.rows + r) * element],
-                  row + static_cast<size_t>(c) * element, element);
-    }
-  }
-  return out;
-}
-
-Matrix whole(const Tensor& tensor) {
-  return {tensor.bytes.data(), tensor.dtype, tensor.shape[0], tensor.shape[1], tensor.shape[1]};
-}
-
 }  // namespace
 
 struct TargetModel::Layer {
@@ -41,9 +22,8 @@ struct TargetModel::Layer {
   std::vector<float> q_norm;
   Matrix kv;  // [latent + rope, hidden]
   std::vector<float> kv_norm;
-  Matrix kv_b;             // [heads * (nope + value), latent]
-  std::vector<Tensor> uk;  // [heads] [latent, nope]: the keys' half of kv_b, for queries to absorb
-  Matrix o;                // [hidden, heads * value]
+  Matrix kv_b;  // [heads * (nope + value), latent]
+  Matrix o;     // [hidden, heads * value]
   std::vector<float> mlp_norm;
   Mlp mlp;  // of a dense layer
   Moe moe;  // of any other
@@ -167,8 +147,6 @@ Status TargetModel::load_attention(const std::string& prefix, Layer& layer) {
     KDTREE_RETURN_IF_ERROR(vector);
     *to = *std::move(vector);
   }
-  for (int64_t h = 0; h < c.heads; ++h)
-    layer.uk.push_back(transposed(layer.kv_b.slice(h * (c.nope_dim + c.value_dim), c.nope_dim)));
   return {};
 }
 
@@ -298,7 +276,8 @@ Status TargetModel::attention(const ForwardBatch& batch, int64_t index, KvPool& 
   return {};
 }
 
-// The rows' absorbed queries, and their KV into the pool.
+// The rows' absorbed queries (each head's nope part times the keys' half of kv_b), and their KV into the
+// pool.
 void TargetModel::project(const ForwardBatch& batch, const Layer& layer, int64_t index, KvPool& pool) {
   const ModelConfig& c = config_;
   const OpsTarget& ops = best_ops_target();
@@ -340,8 +319,9 @@ void TargetModel::project(const ForwardBatch& batch, const Layer& layer, int64_t
   });
   s.tasks.clear();
   for (int64_t h = 0; h < c.heads; ++h) {
-    s.tasks.push_back({s.q.data() + h * head_width, q_width, rows, whole(layer.uk[static_cast<size_t>(h)]),
-                       s.absorbed.data() + h * c.kv_width(), c.heads * c.kv_width()});
+    const Matrix uk = layer.kv_b.slice(h * (c.nope_dim + c.value_dim), c.nope_dim);
+    s.tasks.push_back({s.q.data() + h * head_width, q_width, rows, uk, s.absorbed.data() + h * c.kv_width(),
+                       c.heads * c.kv_width(), /*turned=*/true});
   }
   linear(s.tasks);
 }

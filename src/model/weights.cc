@@ -57,10 +57,12 @@ Result<Weights> Weights::open(const std::string& folder) {
     }
   }
   for (const auto& [tensor, file] : map) {
-    if (files[file]->find(tensor) == nullptr) {
+    const TensorView* view = files[file]->find(tensor);
+    if (view == nullptr) {
       return fail(KDTREE_INVALID_FILE, "{}: tensor \"{}\" is not in {}, where the index has it", index,
                   tensor, file);
     }
+    weights.tensors_[tensor] = view;  // whatever other shards hold under that name
   }
   return weights;
 }

@@ -65,6 +65,7 @@ void check_lossless(const std::string& checkpoint, int64_t prompts, const Sampli
   for (const int64_t batch : {1, 4}) {
     const auto together =
         generate(target, nullptr, {.mode = DecodeMode::autoregressive, .batch = batch}, requests);
+    ASSERT_TRUE(together) << together.error().message;
     expect_same(*together, *plain, fmt::format("plain, batch {}", batch));
     for (const int32_t nodes : node_counts) {
       for (const DecodeMode mode : {DecodeMode::chain, DecodeMode::tree}) {
@@ -97,6 +98,35 @@ TEST(Lossless, MixturesOfExpertsToo) {
 
 TEST(Lossless, WithYarnToo) {
   check_lossless("yarn", 8, {}, {1, 16, 64});
+}
+
+// The number of nodes chosen round by round, with pauses, in a KV cache of either type.
+TEST(Lossless, WithNodesChosenRoundByRoundToo) {
+  TargetModel target = load_target("q_lora");
+  const auto requests = random_requests(target.config(), 20, 30, {.temperature = 0.9, .seed = 9}, 13);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const auto plain = generate(target, nullptr, {.batch = 1, .kv_dtype = dtype}, requests);
+    ASSERT_TRUE(plain) << plain.error().message;
+    PlantedDrafter drafter(sequences(requests, *plain), target.config().vocab_size, 7, 0.6);
+    CostTable costs;
+    costs.rows = {1, 16, 256};
+    costs.contexts = {16, 64};
+    costs.requests = {1, 4};
+    // One where trees pay, one where they hardly ever do.
+    for (const double draft : {10.0, 400.0}) {
+      costs.verify_us = {{100, 200, 2000}, {100, 200, 2000}};
+      costs.draft_us = {draft, 2 * draft};
+      for (const int64_t batch : {1, 4}) {
+        const auto drafted = generate(
+            target, &drafter, {.mode = DecodeMode::tree, .nodes = 64, .batch = batch, .kv_dtype = dtype},
+            requests, NodePolicy(costs, 7));
+        ASSERT_TRUE(drafted) << drafted.error().message;
+        expect_same(*drafted, *plain, fmt::format("draft {} us, batch {}", draft, batch));
+        EXPECT_LT(drafted->stats.nodes, 64 * drafted->stats.rounds);
+        EXPECT_GT(drafted->stats.nodes, 0);
+      }
+    }
+  }
 }
 
 // The drafter that ships: random weights, so it is hardly ever right, but everything of it runs.

@@ -28,10 +28,9 @@ class PlantedDrafter : public Drafter {
     copy->tokens.resize(static_cast<size_t>(length));
     return copy;
   }
-  void extend(DraftState& state, std::span<const int32_t> tokens, std::span<const float> features) override {
+  void extend(DraftState& state, std::span<const int32_t> tokens, std::span<const float>) override {
     auto& own = static_cast<State&>(state).tokens;
     own.insert(own.end(), tokens.begin(), tokens.end());
-    feature_rows += static_cast<int64_t>(features.size());
   }
   std::span<const float> propose(std::span<const DraftQuery> queries) override {
     logits_.clear();
@@ -49,8 +48,6 @@ class PlantedDrafter : public Drafter {
     }
     return logits_;
   }
-
-  int64_t feature_rows = 0;
 
  private:
   struct State : DraftState {

@@ -147,6 +147,38 @@ TEST(Checkpoint, ShardIndexesThatLeadNowhere) {
   }
 }
 
+// The published shards of one model may hold leftovers of another.
+TEST(Checkpoint, TheIndexSaysWhichShardsTensorCounts) {
+  const CheckpointCopy copy("yarn");
+  const auto index = nlohmann::json::parse(std::ifstream(copy.file("model.safetensors.index.json")));
+  const std::string name = "model.layers.0.input_layernorm.weight";
+  const std::string owner = index["weight_map"][name];
+  for (const auto& [tensor, file] : index["weight_map"].items()) {
+    if (file == owner) continue;
+    const std::string path = copy.file(file);
+    auto shard = SafetensorsFile::open(path);
+    std::map<std::string, Tensor> tensors;
+    for (const auto& [key, view] : shard->tensors())
+      tensors[key] = view.to_tensor();
+    tensors[name] = Tensor(DType::f16, {48});
+    std::map<std::string, const Tensor*> out;
+    for (const auto& [key, value] : tensors)
+      out[key] = &value;
+    ASSERT_TRUE(write_safetensors(path, out, {}));
+  }
+  auto weights = Weights::open(copy.path());
+  ASSERT_TRUE(weights) << weights.error().message;
+  auto original = Weights::open(golden("yarn"));
+  EXPECT_EQ(*weights->vector(name, 48), *original->vector(name, 48));
+}
+
+TEST(Checkpoint, NestingThatNoConfigurationHas) {
+  const CheckpointCopy copy("dense");
+  std::ofstream(copy.file("config.json"))
+      << "{\"x\": " << std::string(300000, '[') << std::string(300000, ']') << "}";
+  expect_refused(copy, KDTREE_INVALID_FILE, "config.json: nested more than 32 deep");
+}
+
 TEST(Checkpoint, EndOfSequenceTokensComeFromTheGenerationConfiguration) {
   const CheckpointCopy copy("dense");
   copy.edit("config.json", [](Json& json) { json["eos_token_id"] = 5; });

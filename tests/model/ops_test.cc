@@ -1,6 +1,7 @@
 #include "model/ops.h"
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -38,10 +39,12 @@ class Ops : public testing::TestWithParam<size_t> {
   void SetUp() override {
     if (!target().supported) GTEST_SKIP() << target().name << " is not among this processor's";
   }
-  std::vector<float> run(const std::vector<float>& x, int64_t rows, const Tensor& weight) const {
-    std::vector<float> y(static_cast<size_t>(rows * weight.shape[0]),
-                         std::numeric_limits<float>::quiet_NaN());
-    const LinearTask task[] = {{x.data(), weight.shape[1], rows, view(weight), y.data(), weight.shape[0]}};
+  std::vector<float> run(const std::vector<float>& x, int64_t rows, const Tensor& weight,
+                         bool turned = false) const {
+    const int64_t inputs = weight.shape[turned ? 0 : 1];
+    const int64_t outputs = weight.shape[turned ? 1 : 0];
+    std::vector<float> y(static_cast<size_t>(rows * outputs), std::numeric_limits<float>::quiet_NaN());
+    const LinearTask task[] = {{x.data(), inputs, rows, view(weight), y.data(), outputs, turned}};
     linear(task, target());
     return y;
   }
@@ -53,15 +56,16 @@ TEST_P(Ops, LinearIsTheProductInEveryTypeAndShape) {
     for (const int64_t rows : {1, 2, 3, 4, 5, 7, 9}) {
       for (const int64_t n : {1, 3, 6, 12, 13, 25}) {
         for (const int64_t k : {1, 7, 16, 33, 1024, 1100}) {
-          const Tensor weight = random_weight(random, dtype, n, k);
+          const bool turned = random.below(2) == 0;
+          const Tensor weight = random_weight(random, dtype, turned ? k : n, turned ? n : k);
           const auto x = random_floats(random, rows * k);
-          const auto y = run(x, rows, weight);
+          const auto y = run(x, rows, weight, turned);
           for (int64_t i = 0; i < rows * n; ++i) {
             double sum = 0.0;
             double size = 0.0;
             for (int64_t c = 0; c < k; ++c) {
-              const double product =
-                  double{x[static_cast<size_t>(i / n * k + c)]} * weight.value(i % n * k + c);
+              const double product = double{x[static_cast<size_t>(i / n * k + c)]} *
+                                     weight.value(turned ? c * n + i % n : i % n * k + c);
               sum += product;
               size += std::fabs(product);
             }
@@ -78,14 +82,16 @@ TEST_P(Ops, ARowsBitsDoNotDependOnTheRowsBesideIt) {
   Random random(2);
   constexpr int64_t kRows = 11;
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-    for (const int64_t k : {5, 64, 1111, 2500}) {
-      const Tensor weight = random_weight(random, dtype, 50, k);
+    for (const int64_t inputs : {5, 64, 1111, 2500, -5, -64, -300}) {
+      const bool turned = inputs < 0;
+      const int64_t k = std::abs(inputs);
+      const Tensor weight = random_weight(random, dtype, turned ? k : 50, turned ? 50 : k);
       auto x = random_floats(random, kRows * k);
       const auto alone = [&](int64_t row) {
-        return run({x.begin() + row * k, x.begin() + (row + 1) * k}, 1, weight);
+        return run({x.begin() + row * k, x.begin() + (row + 1) * k}, 1, weight, turned);
       };
       for (int64_t rows = 1; rows <= kRows; ++rows) {
-        const auto y = run(x, rows, weight);
+        const auto y = run(x, rows, weight, turned);
         for (int64_t r = 0; r < rows; ++r) {
           const auto single = alone(r);
           ASSERT_EQ(std::memcmp(single.data(), y.data() + r * 50, 50 * sizeof(float)), 0)
@@ -94,7 +100,7 @@ TEST_P(Ops, ARowsBitsDoNotDependOnTheRowsBesideIt) {
       }
       // What is no number in another row stays there.
       std::fill_n(x.begin(), k, std::numeric_limits<float>::quiet_NaN());
-      const auto y = run(x, 3, weight);
+      const auto y = run(x, 3, weight, turned);
       const auto single = alone(2);
       ASSERT_EQ(std::memcmp(single.data(), y.data() + 2 * 50, 50 * sizeof(float)), 0);
     }
@@ -157,6 +163,21 @@ TEST_P(Ops, RowFunctionsFollowTheirFormulas) {
     for (size_t i = 0; i < out.size(); ++i)
       EXPECT_NEAR(out[i], std::exp(double{x[i]}) / total, 1e-6);
   }
+}
+
+TEST_P(Ops, SwigluOfLargeInputsIsItsLimit) {
+  const std::vector<float> gate = {-1e30f, -1e5f, -1000.0f, -178.0f, -104.0f,
+                                   -88.0f, 88.0f, 178.0f,   1e5f,    0.0f};
+  const std::vector<float> up(gate.size(), 2.0f);
+  std::vector<float> out(gate.size());
+  target().swiglu(gate.data(), up.data(), static_cast<int64_t>(gate.size()), out.data());
+  for (size_t i = 0; i < gate.size(); ++i) {
+    const double expected = gate[i] < -700.0f ? 0.0 : 2.0 * gate[i] / (1.0 + std::exp(-double{gate[i]}));
+    EXPECT_NEAR(out[i], expected, 1e-6 * std::fabs(expected) + 1e-7) << gate[i];
+  }
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  target().swiglu(&nan, up.data(), 1, out.data());
+  EXPECT_TRUE(std::isnan(out[0]));
 }
 
 INSTANTIATE_TEST_SUITE_P(Targets, Ops, testing::Range<size_t>(0, ops_targets().size()),

@@ -7,8 +7,8 @@
 #include <limits>
 #include <string>
 
-// Compiled once a SIMD target. The targets beyond AVX3 have nothing that this code would use.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | (HWY_AVX3 - 1) | HWY_SVE | HWY_SVE_256 | HWY_SVE2 | HWY_SVE2_128)
+// Compiled once a SIMD target.
+#include "core/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "attention/cpu/tile.cc"
 // The first one includes this file again for each target.
