@@ -23,7 +23,7 @@ TEST(Usage, HelpOfEachSubcommandHasExamples) {
 }
 
 TEST(Usage, ErrorsNameTheOptionTheValueAndWhatWasExpected) {
-  expect_error(run({}), 2, "no subcommand, expected one of info");
+  expect_error(run({}), 2, "no subcommand, expected one of generate");
   expect_error(run({"tre"}), 2,
                "subcommand 'tre', expected one of generate, tune, capture, info, tree, make-case, verify, "
                "bench; did you mean 'tree'?");

@@ -60,10 +60,11 @@ TEST(BundleRecorder, BundlesReplayTheRound) {
     const Tensor recorded = bundle->problem.out;
     std::fill(bundle->problem.out.bytes.begin(), bundle->problem.out.bytes.end(), std::byte{0xff});
     const VerifyProblem p = bundle->problem.params();
-    std::vector<std::byte> memory(*verify_workspace_size(p) + 2 * Scratch::kAlignment);
-    Scratch scratch = Scratch::inside(memory);
-    const auto room = static_cast<size_t>(scratch.room());
-    ASSERT_TRUE(run_verify(p, scratch.take<std::byte>(static_cast<int64_t>(room)).data(), room, nullptr));
+    const size_t bytes = *verify_workspace_size(p);
+    std::vector<std::byte> memory(bytes + Scratch::kAlignment);
+    const auto workspace = Scratch::inside(memory).take<std::byte>(static_cast<int64_t>(bytes));
+    const Status status = run_verify(p, workspace.data(), bytes, nullptr);
+    ASSERT_TRUE(status) << status.error().message;
     EXPECT_EQ(bundle->problem.out.bytes, recorded.bytes);
 
     const auto rows = bundle->problem.qo_indptr.as<int32_t>();
