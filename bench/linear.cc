@@ -232,7 +232,7 @@ void bench(const Shape& shape, int64_t rows, DType dtype, const Origin& origin) 
 
 int main(int argc, char** argv) {
   const char* text = std::getenv("OMP_NUM_THREADS");
-  const int64_t threads = text == nullptr ? 0 : std::atoll(text);
+  const int64_t threads = text == nullptr ? 0 : std::strtoll(text, nullptr, 10);
   if (argc != 3 || threads < 1) {
     std::fprintf(stderr, "usage: OMP_NUM_THREADS=THREADS bench_linear DATE COMMIT (run bench/run)\n");
     return 2;

@@ -18,10 +18,10 @@ struct CostTable {
   std::vector<int64_t> requests;               // ascending, from 1
   std::vector<double> draft_us;                // [requests] the drafter's pass
 
-  // Microseconds of a forward pass over `rows` rows behind prefixes of `context` tokens: between measured
-  // points linear, beyond the last one in proportion.
-  double verify(int64_t rows, double context) const;
-  double draft(int64_t requests) const;
+  // Microseconds of a forward pass over `row_count` rows behind prefixes of `context` tokens: between
+  // measured points linear, beyond the last one in proportion.
+  double verify(int64_t row_count, double context) const;
+  double draft(int64_t request_count) const;
 
   // Runs the models for a few seconds: medians of a few passes a point, rows until a pass takes too long.
   // Errors: those of the models.

@@ -426,7 +426,8 @@ Status Engine::accept(size_t index, int64_t first_row, const ForwardOutput& out,
 // Moves the path's rows into place and hands their features to the drafter.
 Status Engine::commit(Sequence& sequence, int64_t first_row, std::span<const int32_t> path,
                       std::span<const float> features) {
-  const std::span<const int64_t> rows(&batch_.slots[static_cast<size_t>(first_row)], path.back() + size_t{1});
+  const std::span<const int64_t> rows(&batch_.slots[static_cast<size_t>(first_row)],
+                                      static_cast<size_t>(path.back()) + 1);
   std::vector<int64_t> from(path.size()), to(path.size()), destinations(path.size());
   const auto moves = plan_commit({.path = path,
                                   .draft_slots = IndexArray(rows.data(), DType::i64),

@@ -58,7 +58,7 @@ bool JsonObject::has(const std::string& key) const {
 std::string JsonObject::describe(const std::string& key) const {
   if (!has(key)) return fmt::format("{}: {} is absent", name_, key);
   std::string value = json_[key].dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
-  if (value.size() > 60) value = value.substr(0, 57) + "...";
+  if (value.size() > 60) value.replace(57, std::string::npos, "...");
   return fmt::format("{}: {} is {}", name_, key, value);
 }
 

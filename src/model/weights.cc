@@ -47,7 +47,7 @@ Result<Weights> Weights::open(const std::string& folder) {
   std::map<std::string, const SafetensorsFile*> files;
   weights.files_.reserve(names.size());
   for (const std::string& name : names) {
-    auto file = SafetensorsFile::open(folder + "/" + name);
+    auto file = SafetensorsFile::open(fmt::format("{}/{}", folder, name));
     KDTREE_RETURN_IF_ERROR(file);
     weights.files_.push_back(*std::move(file));
     files[name] = &weights.files_.back();

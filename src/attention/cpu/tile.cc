@@ -502,7 +502,7 @@ namespace kdtree {
 
 namespace {
 
-#if HWY_ARCH_X86
+#if HWY_TARGETS & HWY_AVX3
 bool is_amd() {
   return __builtin_cpu_is("amd") != 0;
 }
