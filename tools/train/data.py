@@ -1,0 +1,47 @@
+"""Windows of the corpus that corpus.py makes, as tokens: a byte is its own id, 256 stands between two files."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+END = 256  # <|endoftext|>
+
+
+def read_tokens(folder: Path, part: str) -> np.ndarray:
+    """All files of `part` ("train" or "heldout"), each behind an END: int16."""
+    text = np.fromfile(folder / f"{part}.bin", dtype=np.uint8)
+    offsets = np.load(folder / f"{part}.offsets.npy")
+    return np.insert(text.astype(np.int16), offsets[:-1], END)
+
+
+class Windows:
+    """Training windows without repetition: a pass cuts the text at another offset, and shuffles the pieces."""
+
+    def __init__(self, tokens: np.ndarray, device: torch.device, seed: int) -> None:
+        self.tokens = torch.from_numpy(tokens).to(device)
+        self.seed = seed
+        self.drawn = 0  # tokens, over all passes: the whole state
+        self.passes = -1
+
+    def batch(self, count: int, length: int) -> Tensor:
+        """[count, length + 1]: the inputs and, one further, what they should predict."""
+        index, place = divmod(self.drawn, len(self.tokens))
+        pieces = (len(self.tokens) - 2 * length) // length
+        if (index, length) != self.passes:
+            generator = torch.Generator().manual_seed(self.seed + 1000 * index + length)
+            self.shift = int(torch.randint(length, (1,), generator=generator))
+            self.order = torch.randperm(pieces, generator=generator).to(self.tokens.device)
+            self.passes = (index, length)
+        chosen = (torch.arange(count, device=self.order.device) + place // length) % pieces
+        starts = self.order[chosen] * length + self.shift
+        self.drawn += count * length
+        return self.tokens[starts[:, None] + torch.arange(length + 1, device=starts.device)].long()
+
+
+def random_prompts(tokens: Tensor, count: int, length: int, generator: torch.Generator) -> Tensor:
+    """[count, length] pieces of the text, each from the beginning of a line."""
+    lines = (tokens[: -length - 1] == ord("\n")).nonzero()[:, 0] + 1
+    chosen = torch.randint(len(lines), (count,), generator=generator, device=lines.device)
+    return tokens[lines[chosen][:, None] + torch.arange(length, device=lines.device)].long()

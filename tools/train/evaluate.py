@@ -1,0 +1,223 @@
+"""Measures the trained pair: bits per byte, accept lengths, loops, and how much of its Python parses.
+
+    python tools/train/evaluate.py --target models/tiny/target --drafter models/tiny/drafter --corpus build/corpus
+
+Accept lengths are replayed: every mode emits the target's own text, so a round's length is how far the drafts agree with
+what the target goes on to say.
+"""
+
+import argparse
+import ast
+import heapq
+import json
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from checkpoint import load_published
+from data import random_prompts, read_tokens
+from generation import generate, repeated
+from model import Drafter, Target
+
+NODES = (8, 16, 32, 64, 128)
+NGRAM = 12  # bytes
+LOOPING = 0.5  # a continuation loops when more of its n-grams than this stood in it before
+
+
+@torch.no_grad()
+def bits_per_byte(target: Target, tokens: Tensor, window: int) -> float:
+    """Of all the text, every byte seen with half a window before it; the ends of files count as bits, not as bytes."""
+    half = window // 2
+    bits, size = 0.0, 0
+    for start in range(0, len(tokens) - 1, half * 32):
+        firsts = [i for i in range(start, min(start + half * 32, len(tokens) - 1), half)]
+        rows = [tokens[max(0, i - half) : i + half + 1].long() for i in firsts]
+        length = max(len(row) for row in rows)
+        batch = torch.stack([F.pad(row, (0, length - len(row)), value=-1) for row in rows])
+        logits = target(batch[:, :-1].clamp(min=0)).float()
+        losses = F.cross_entropy(logits.transpose(1, 2), batch[:, 1:], ignore_index=-1, reduction="none")
+        for i, loss in zip(firsts, losses, strict=True):
+            bits += float(loss[half if i >= half else 0 :].sum()) / math.log(2)
+    size = int((tokens < 256).sum())
+    return bits / size
+
+
+def tree_paths(logp: Tensor, budget: int) -> set[tuple[int, ...]]:
+    """The `budget` most probable prefixes under the product of the rows of [L, V] log-probabilities."""
+    values, ids = logp.double().sort(dim=-1, descending=True, stable=True)
+    values, ids = values[:, :budget].tolist(), ids[:, :budget].tolist()
+    heap: list[tuple[float, tuple[int, ...]]] = [(-values[0][0], (0,))]
+    chosen = set()
+    while heap and len(chosen) < budget:
+        weight, ranks = heapq.heappop(heap)
+        depth, rank = len(ranks) - 1, ranks[-1]
+        chosen.add(tuple(ids[d][r] for d, r in enumerate(ranks)))
+        if rank + 1 < len(values[depth]):
+            heapq.heappush(heap, (weight + values[depth][rank] - values[depth][rank + 1], (*ranks[:-1], rank + 1)))
+        if depth + 1 < len(values):
+            heapq.heappush(heap, (weight - values[depth + 1][0], (*ranks, 0)))
+    return chosen
+
+
+def accepted_of_tree(logp: Tensor, budget: int, text: Sequence[int]) -> int:
+    paths = tree_paths(logp, budget)
+    length = 0
+    while length < len(text) and tuple(text[: length + 1]) in paths:
+        length += 1
+    return length
+
+
+def accepted_of_lookup(text: Sequence[int], place: int, block: int) -> int:
+    """Prompt lookup (Saxena 2023): the bytes behind the last place that ended in the same 4 to 16 bytes."""
+    seen = bytes(min(t, 255) for t in text[: place + 1])
+    for n in range(min(16, place), 3, -1):
+        found = seen.rfind(seen[-n:], 0, len(seen) - 1)
+        if found >= 0:
+            length = 0
+            while length < block - 1 and found + n + length <= place and place + 1 + length < len(text):
+                if text[found + n + length] != text[place + 1 + length]:
+                    break
+                length += 1
+            return length
+    return 0
+
+
+def rounds(start: int, end: int, accepted: Callable[[int], int]) -> list[int]:
+    """Bytes of each round from the anchor `start` on: what was accepted and the target's own one."""
+    lengths = []
+    place = start
+    while place < end:
+        lengths.append(1 + accepted(place))
+        place += lengths[-1]
+    return lengths
+
+
+@torch.no_grad()
+def draft_all(target: Target, drafter: Drafter, tokens: Tensor, start: int, end: int) -> Tensor:
+    """Log-probabilities [end - start, block - 1, vocab] of the blocks behind every place of [S] tokens."""
+    _, outputs, _ = target.run(tokens[None])
+    features = drafter.features(outputs)
+    parts = []
+    for first in range(start, end, 64):
+        anchors = torch.arange(first, min(first + 64, end), device=tokens.device)[None]
+        logits = drafter(features, tokens[None], anchors, target.model.embed_tokens.weight, target.lm_head.weight)
+        parts.append(logits[0].float().log_softmax(-1))
+    return torch.cat(parts)
+
+
+def accept_lengths(target: Target, drafter: Drafter, texts: list[Tensor], starts: list[int]) -> dict[str, float]:
+    """Mean bytes a round over all texts, for each way of drafting."""
+    block = drafter.block
+    totals: dict[str, list[int]] = {}
+    for tokens, start in zip(texts, starts, strict=True):
+        text = tokens.tolist()
+        end = len(text) - block
+        logp = draft_all(target, drafter, tokens, start - 1, end)
+        best = logp.argmax(-1).tolist()
+        logp = logp.cpu()
+
+        def chain(place: int) -> int:
+            row, length = best[place - start + 1], 0
+            while length < block - 1 and row[length] == text[place + 1 + length]:
+                length += 1
+            return length
+
+        ways: dict[str, Callable[[int], int]] = {"chain": chain}
+        for nodes in NODES:
+            ways[f"{nodes} nodes"] = lambda place, nodes=nodes: accepted_of_tree(
+                logp[place - start + 1], nodes, text[place + 1 : place + block]
+            )
+        ways["prompt lookup"] = lambda place: accepted_of_lookup(text, place, block)
+        for way, accepted in ways.items():
+            totals.setdefault(way, []).extend(rounds(start - 1, end, accepted))
+    return {way: sum(lengths) / len(lengths) for way, lengths in totals.items()}
+
+
+def parses(prompt_and_text: bytes) -> bool:
+    """Whether it is Python when it is cut behind its last line that is complete."""
+    text = prompt_and_text[: prompt_and_text.rfind(b"\n") + 1]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def read_prompts(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(folder.glob("[0-9]*.txt"))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--drafter", type=Path)
+    parser.add_argument("--corpus", type=Path, help="for bits per byte and prompts of held-out text")
+    parser.add_argument("--prompts", type=Path, default=Path(__file__).parents[2] / "tests/prompts")
+    parser.add_argument("--new", type=int, default=256, help="bytes of a continuation")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--show", type=int, default=0, help="continuations to print")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    target = load_published(Target, arguments.target).to(device)
+    drafter = load_published(Drafter, arguments.drafter).to(device) if arguments.drafter else None
+    generator = torch.Generator(device).manual_seed(arguments.seed)
+    results: dict[str, object] = {}
+
+    sets: dict[str, list[Tensor]] = {}
+    if prompts := read_prompts(arguments.prompts):
+        sets["evaluation prompts"] = [torch.tensor(list(prompt), device=device) for prompt in prompts]
+    if arguments.corpus:
+        tokens = torch.from_numpy(read_tokens(arguments.corpus, "heldout")).to(device)
+        results["bits_per_byte"] = bits_per_byte(target, tokens, target.config["max_position_embeddings"])
+        print(f"bits per byte, held-out text: {results['bits_per_byte']:.4f}", flush=True)
+        sets["held-out prompts"] = list(random_prompts(tokens, 128, 128, generator))
+
+    for name, prompts in sets.items():
+        for temperature in (0.0, 0.7):
+            by_length: dict[int, list[Tensor]] = {}
+            for prompt in prompts:
+                by_length.setdefault(len(prompt), []).append(prompt)
+            texts, starts = [], []
+            for length, group in by_length.items():
+                texts += generate(target, torch.stack(group), arguments.new, temperature, generator).unbind()
+                starts += [length] * len(group)
+            shares = [
+                float(repeated(text[None, start:], NGRAM).float().mean())
+                for text, start in zip(texts, starts, strict=True)
+            ]
+            parsed = [parses(bytes(min(t, 255) for t in text.tolist())) for text in texts]
+            row: dict[str, object] = {
+                "prompts": len(texts),
+                "repeated_12_grams": sum(shares) / len(shares),
+                "parse": sum(parsed) / len(parsed),
+            }
+            label = f"{name}, T = {temperature:g}"
+            print(f"{label}: " + ", ".join(f"{k} {v:.3g}" for k, v in row.items()), flush=True)
+            if drafter is not None:
+                straight = [i for i, share in enumerate(shares) if share <= LOOPING]
+                row["loop_free"] = len(straight)
+                row["accept_length"] = accept_lengths(target, drafter, texts, starts)
+                row["accept_length_loop_free"] = accept_lengths(
+                    target, drafter, [texts[i] for i in straight], [starts[i] for i in straight]
+                )
+                for key in ("accept_length", "accept_length_loop_free"):
+                    print(f"  {key}: " + ", ".join(f"{k} {v:.2f}" for k, v in row[key].items()), flush=True)
+            results[label] = row
+            for text, start in list(zip(texts, starts, strict=True))[: arguments.show]:
+                data = bytes(min(t, 255) for t in text.tolist())
+                print("-" * 30 + "\n" + data[:start].decode(errors="replace") + "│" + data[start:].decode(errors="replace"))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+"""Trains the small model that ships: `target`, then `unloop`, then `drafter`, each in legs that can be resumed.
+
+    python tools/train/train.py target  --corpus build/corpus --out build/train --seconds 500
+    python tools/train/train.py unloop  --corpus build/corpus --out build/train
+    python tools/train/train.py drafter --corpus build/corpus --out build/train --seconds 500
+
+A leg ends after --seconds, or with the stage; the same command goes on where the last leg ended. Every stage writes
+OUT/<stage>.NNN (its state), OUT/<stage>.csv (its curve) and, when it is done, OUT/{target,drafter} (published
+checkpoints, Hugging Face's layout). One GPU, or a CPU at toy size (--toy).
+"""
+
+import argparse
+import csv
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from checkpoint import load_state, publish, save_state
+from data import Windows, random_prompts, read_tokens
+from generation import for_generation, generate, repeated
+from model import Config, Drafter, Target
+
+HERE = Path(__file__).parent
+
+STAGES: dict[str, dict[str, Any]] = {
+    # Windows a step; the last `long_steps` steps see windows of the longest context.
+    "target": {"steps": 8000, "batch": 128, "length": 1024, "long_steps": 1000, "long_length": 2048},
+    "unloop": {"steps": 800, "batch": 64, "length": 1024, "prompts": 2048, "prompt": 128, "new": 256, "every": 16},
+    # `pool` self-generated sequences of `length` bytes; half of them greedy, half at `temperature`.
+    "drafter": {
+        "steps": 12000, "batch": 96, "anchors": 24, "length": 640, "pool": 81920, "chunk": 8192, "temperature": 0.7,
+    },
+}
+TOY: dict[str, dict[str, Any]] = {
+    "target": {"steps": 12, "batch": 2, "length": 64, "long_steps": 4, "long_length": 96},
+    "unloop": {"steps": 4, "batch": 2, "length": 64, "prompts": 4, "prompt": 16, "new": 32, "every": 2},
+    "drafter": {
+        "steps": 8, "batch": 2, "anchors": 3, "length": 96, "pool": 8, "chunk": 4, "temperature": 0.7,
+    },
+}
+# Sizes of the toy that differ from target.json and drafter.json.
+TOY_TARGET = {
+    "hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 16,
+    "kv_lora_rank": 32, "qk_rope_head_dim": 16, "max_position_embeddings": 128,
+}  # fmt: skip
+TOY_DRAFTER = {
+    "hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+def configs(toy: bool) -> tuple[Config, Config]:
+    target, drafter = (json.loads((HERE / f"{name}.json").read_text()) for name in ("target", "drafter"))
+    return (target | TOY_TARGET, drafter | TOY_DRAFTER) if toy else (target, drafter)
+
+
+class Trainer:
+    """What the stages share: device, corpus, optimisers, legs and the curve."""
+
+    def __init__(self, stage: str, model: nn.Module, arguments: argparse.Namespace) -> None:
+        self.stage, self.model, self.arguments = stage, model, arguments
+        self.settings = (TOY if arguments.toy else STAGES)[stage]
+        self.steps = arguments.steps or self.settings["steps"]
+        self.device = device()
+        self.model.to(self.device)
+        self.started = time.monotonic()
+        self.step = 0
+        self.seconds = 0.0  # of the legs before this one
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.rates: list[float] = []
+        self.schedule: Callable[[float], float] = lambda _: 1.0
+
+    def optimize_with_muon(self, matrix_rate: float, other_rate: float, flat: float) -> None:
+        """Muon for the matrices, AdamW for embedding, head and norms. The rate stays for `flat` of the steps, then falls
+        to nothing on a straight line."""
+        matrices, others = [], []
+        for name, parameter in self.model.named_parameters():
+            inner = parameter.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
+            (matrices if inner else others).append(parameter)
+        self.optimizers = [
+            torch.optim.Muon(matrices, lr=matrix_rate, momentum=0.95, weight_decay=0.01),
+            torch.optim.AdamW(others, lr=other_rate, betas=(0.9, 0.95), weight_decay=0.0),
+        ]
+        self.rates = [matrix_rate, other_rate]
+        warm = min(100, self.steps // 4)
+        self.schedule = lambda step: min(1.0, (step + 1) / (warm + 1), (self.steps - step) / ((1 - flat) * self.steps))
+
+    def resume(self) -> bool:
+        """Loads the state of the last leg. True when the stage is complete already."""
+        state = load_state(self.arguments.out / self.stage)
+        if state is None:
+            return False
+        if state["steps"] != self.steps:
+            sys.exit(f"{self.arguments.out / self.stage}: a run of {state['steps']} steps, not of {self.steps}")
+        self.model.load_state_dict(state["model"])
+        self.step, self.seconds = state["step"], state["seconds"]
+        print(f"{self.stage}: is at step {self.step} of {self.steps}", flush=True)
+        if self.step == self.steps:
+            return True
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        return False
+
+    def save(self) -> None:
+        complete = self.step == self.steps  # then nothing but the weights is needed any more
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [] if complete else [optimizer.state_dict() for optimizer in self.optimizers],
+            "step": self.step,
+            "steps": self.steps,
+            "seconds": self.elapsed(),
+        }
+        save_state(self.arguments.out / self.stage, state)
+
+    def publish_as(self, name: str) -> None:
+        if self.step == self.steps:
+            publish(self.model, self.arguments.out / name)
+
+    def elapsed(self) -> float:
+        return self.seconds + time.monotonic() - self.started
+
+    def time_left(self) -> bool:
+        return time.monotonic() - self.started < self.arguments.seconds
+
+    def run(self) -> Iterator[int]:
+        """The steps of this leg; saves behind the last one."""
+        while self.step < self.steps and self.time_left():
+            for optimizer, rate in zip(self.optimizers, self.rates, strict=True):
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * self.schedule(self.step)
+            yield self.step
+            self.step += 1
+        self.save()
+
+    def descend(self) -> None:
+        """One step of the optimisers along the gradients."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def record(self, **values: float) -> None:
+        """A line of the curve, on the screen and in OUT/<stage>.csv."""
+        path = self.arguments.out / f"{self.stage}.csv"
+        row = {"step": self.step + 1, "seconds": round(self.elapsed(), 1)} | {k: round(v, 5) for k, v in values.items()}
+        new = not path.exists()
+        with path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, row.keys())
+            if new:
+                writer.writeheader()
+            writer.writerow(row)
+        print(f"{self.stage} " + " ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+
+
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def mixed_precision() -> Any:
+    return torch.autocast("cuda", torch.bfloat16) if device().type == "cuda" else nullcontext()
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False) if device().type == "cuda" else function
+
+
+def cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float().flatten(0, -2), tokens.flatten())
+
+
+def train_target(arguments: argparse.Namespace) -> None:
+    torch.manual_seed(arguments.seed)
+    trainer = Trainer("target", Target(configs(arguments.toy)[0]), arguments)
+    model, settings = trainer.model, trainer.settings
+    trainer.optimize_with_muon(0.02, 3e-3, flat=0.4)
+    windows = Windows(read_tokens(arguments.corpus, "train"), trainer.device, arguments.seed)
+    heldout = Windows(read_tokens(arguments.corpus, "heldout"), trainer.device, arguments.seed)
+    if trainer.resume():
+        return
+    long_start = trainer.steps - settings["long_steps"]
+    tokens_a_step = settings["batch"] * settings["length"]
+    windows.drawn = trainer.step * tokens_a_step
+
+    def loss_of(batch: Tensor) -> Tensor:
+        with mixed_precision():
+            return cross_entropy(model(batch[:, :-1]), batch[:, 1:])
+
+    compiled_loss = compiled(loss_of)
+    total = torch.zeros((), device=trainer.device)
+    counted = 0
+    for step in trainer.run():
+        length = settings["length"] if step < long_start else settings["long_length"]
+        loss = compiled_loss(windows.batch(tokens_a_step // length, length))
+        loss.backward()
+        trainer.descend()
+        total += loss.detach()
+        counted += 1
+        if (step + 1) % max(1, trainer.steps // 40) == 0:
+            with torch.no_grad():
+                heldout.drawn = 0
+                test = [loss_of(heldout.batch(settings["batch"], settings["length"])).item() for _ in range(4)]
+            trainer.record(
+                train_bits=total.item() / counted / math.log(2), heldout_bits=sum(test) / 4 / math.log(2)
+            )
+            total.zero_()
+            counted = 0
+    trainer.publish_as("target")
+
+
+def train_unloop(arguments: argparse.Namespace) -> None:
+    """Unlikelihood training (arXiv 1908.04319): the model's own greedy text, where it repeats itself, becomes less
+    likely, beside text of the corpus that must stay as likely as it was."""
+    first = load_state(arguments.out / "target")
+    if first is None:
+        sys.exit(f"{arguments.out}: no target; train that stage before")
+    torch.manual_seed(arguments.seed)
+    trainer = Trainer("unloop", Target(configs(arguments.toy)[0]), arguments)
+    model, settings = trainer.model, trainer.settings
+    model.load_state_dict(first["model"])
+    trainer.optimizers = [torch.optim.AdamW(model.parameters(), lr=2e-4, betas=(0.9, 0.95), weight_decay=0.0)]
+    trainer.rates = [2e-4]
+    trainer.schedule = lambda step: min(1.0, (step + 1) / 20) * (1 - step / trainer.steps)
+    windows = Windows(read_tokens(arguments.corpus, "train"), trainer.device, arguments.seed + 1)
+    heldout = Windows(read_tokens(arguments.corpus, "heldout"), trainer.device, arguments.seed)
+    if trainer.resume():
+        return
+    generator = torch.Generator(trainer.device).manual_seed(arguments.seed + trainer.step)
+    start, ngram = settings["prompt"], 24
+
+    def losses_of(batch: Tensor, own: Tensor, loops: Tensor) -> tuple[Tensor, Tensor]:
+        with mixed_precision():
+            likelihood = cross_entropy(model(batch[:, :-1]), batch[:, 1:])
+            logits = model(own[:, :-1])
+        p = logits.float().softmax(-1).gather(-1, own[:, 1:, None])[..., 0]
+        unlikelihood = -(torch.log1p(-p.clamp(max=1 - 1e-4)) * loops[:, 1:]).sum() / loops[:, 1:].numel()
+        return likelihood, unlikelihood
+
+    compiled_losses = compiled(losses_of)
+    own = loops = torch.empty(0)
+    each = settings["prompts"] // settings["every"]
+    for step in trainer.run():
+        turn = step % settings["every"]
+        if turn == 0 or not len(own):
+            prompts = random_prompts(windows.tokens, settings["prompts"], start, generator)
+            own = generate(for_generation(model), prompts, settings["new"], 0.0, generator)
+            loops = repeated(own, ngram)
+            loops[:, : start + ngram] = False
+        part = slice(turn * each, (turn + 1) * each)
+        likelihood, unlikelihood = compiled_losses(
+            windows.batch(settings["batch"], settings["length"]), own[part], loops[part].float()
+        )
+        (likelihood + 0.3 * unlikelihood).backward()
+        trainer.descend()
+        if (step + 1) % max(1, trainer.steps // 20) == 0:
+            with torch.no_grad(), mixed_precision():
+                heldout.drawn = 0
+                batch = heldout.batch(4 * settings["batch"], settings["length"])
+                test = cross_entropy(model(batch[:, :-1]), batch[:, 1:]).item()
+            trainer.record(
+                train_bits=likelihood.item() / math.log(2),
+                heldout_bits=test / math.log(2),
+                repeated_24=loops[:, start:].float().mean().item(),
+                repeated_12=repeated(own[:, start:], 12).float().mean().item(),
+            )
+    trainer.publish_as("target")
+
+
+def own_text(model: Target, arguments: argparse.Namespace, settings: dict[str, Any], tokens: Tensor, seed: int):
+    """The target's continuations: [pool, length] uint16, each row's prompt length and whether it is greedy."""
+    generator = torch.Generator(tokens.device).manual_seed(seed)
+    fast, length = for_generation(model), settings["length"]
+    texts, starts, greedy = [], [], []
+    for chunk in range(math.ceil(settings["pool"] / settings["chunk"])):
+        start = length * (1 + chunk % 5) // 10  # prompts of a tenth to a half
+        temperature = settings["temperature"] if chunk % 2 else 0.0
+        prompts = random_prompts(tokens, settings["chunk"], start, generator)
+        texts.append(generate(fast, prompts, length - start, temperature, generator).to(torch.int16))
+        starts += [start] * settings["chunk"]
+        greedy += [temperature == 0] * settings["chunk"]
+    return torch.cat(texts), torch.tensor(starts, device=tokens.device), torch.tensor(greedy, device=tokens.device)
+
+
+def train_drafter(arguments: argparse.Namespace) -> None:
+    torch.manual_seed(arguments.seed)
+    target_config, config = configs(arguments.toy)
+    state = load_state(arguments.out / "unloop") or load_state(arguments.out / "target")
+    if state is None:
+        sys.exit(f"{arguments.out}: no target; train that stage before")
+    target = Target(target_config)
+    # As it is published: the drafter must know the rounded weights.
+    target.load_state_dict({name: tensor.bfloat16().float() for name, tensor in state["model"].items()})
+    target.to(device()).requires_grad_(False)
+    trainer = Trainer("drafter", Drafter(config), arguments)
+    model, settings = trainer.model, trainer.settings
+    trainer.optimize_with_muon(0.01, 2e-3, flat=0.4)
+    if trainer.resume():
+        return
+    corpus = torch.from_numpy(read_tokens(arguments.corpus, "train")).to(trainer.device)
+    texts, starts, greedy = own_text(target, arguments, settings, corpus, arguments.seed + trainer.step)
+    new = int((settings["length"] - starts).sum())
+    print(f"drafter: {len(texts)} continuations, {new / 1e6:.1f} M bytes of the target's own, "
+          f"{trainer.elapsed() - trainer.seconds:.0f} s", flush=True)  # fmt: skip
+
+    block, count = model.block, settings["anchors"]
+    weight = torch.exp(-torch.arange(block - 1, device=trainer.device) / 7.0)  # the paper's, for blocks of 16
+    embedding, head = target.model.embed_tokens.weight, target.lm_head.weight
+
+    half = settings["batch"] // 2  # rows of a batch that are greedy; the others are sampled
+
+    def loss_of(tokens: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        with mixed_precision():
+            with torch.no_grad():
+                logits, outputs, _ = target.run(tokens)
+            drafted = model(model.features(outputs), tokens, anchors, embedding, head)
+        places = anchors[..., None] + torch.arange(1, block, device=anchors.device)  # [B, A, block - 1]
+        right = tokens.gather(1, places.flatten(1)).view_as(places)
+        # What the target may say there: its choice where it was greedy, its whole distribution where it sampled.
+        before = (places[half:] - 1).flatten(1)[..., None].expand(-1, -1, logits.shape[-1])
+        soft = (logits[half:].float().gather(1, before) / settings["temperature"]).softmax(-1)
+        wanted = torch.cat([F.one_hot(right[:half], soft.shape[-1]).float(), soft.view(*right[half:].shape, -1)])
+        surprise = -(wanted * drafted.float().log_softmax(-1)).sum(-1)
+        hits = (drafted.argmax(-1) == right).long().cumprod(-1).sum(-1).float()
+        return (surprise * weight).mean() / weight.mean(), hits[:half].mean(), hits[half:].mean()
+
+    compiled_loss = compiled(loss_of)
+    generator = torch.Generator(trainer.device).manual_seed(arguments.seed + trainer.step)
+    pools = [greedy.nonzero()[:, 0], (~greedy).nonzero()[:, 0]]
+    totals = torch.zeros(3, device=trainer.device)
+    counted = 0
+    for step in trainer.run():
+        rows = torch.cat(
+            [
+                pool[torch.randint(len(pool), (half,), generator=generator, device=trainer.device)]
+                for pool in pools
+            ]
+        )
+        tokens = texts[rows].long()
+        span = settings["length"] - block - starts[rows] + 1  # anchors from the prompt's last byte on
+        random = torch.rand(len(rows), count, generator=generator, device=trainer.device)
+        anchors = starts[rows][:, None] - 1 + (random * span[:, None]).long()
+        loss, *hits = compiled_loss(tokens, anchors)
+        loss.backward()
+        trainer.descend()
+        totals += torch.stack([loss.detach(), *(h.detach() for h in hits)])
+        counted += 1
+        if (step + 1) % max(1, trainer.steps // 40) == 0:
+            mean = (totals / counted).tolist()
+            trainer.record(loss=mean[0], accepted_greedy=1 + mean[1], accepted_sampled=1 + mean[2])
+            totals.zero_()
+            counted = 0
+    trainer.publish_as("drafter")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    stages = {"target": train_target, "unloop": train_unloop, "drafter": train_drafter}
+    parser.add_argument("stage", choices=stages)
+    parser.add_argument("--corpus", type=Path, required=True, help="the folder that corpus.py wrote")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of this leg")
+    parser.add_argument("--steps", type=int, help="of the whole stage, over all legs")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--toy", action="store_true", help="a few steps at toy size, for a CPU")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    torch.set_float32_matmul_precision("high")
+    stages[arguments.stage](arguments)
+
+
+if __name__ == "__main__":
+    main()
