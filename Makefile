@@ -42,6 +42,7 @@ report-check: ## Open pages of generate --report in headless Chromium; screensho
 	@$(SETUP) report
 	@$(call build,dev,kdtree_cli report_sample)
 	@tools/check_report
+	@tests/report/check_report_selftest build/report/sample.html
 
 bench: ## Run the benchmarks; results go to bench/results/
 	@$(SETUP) bench
