@@ -279,6 +279,19 @@ TEST(Report, AFileThatCannotBeWrittenIsToldBeforeAnythingElse) {
   EXPECT_EQ(folder.entries(), 1u);
 }
 
+TEST(Report, CtrlCLeavesNoPage) {
+  const TemporaryDirectory folder;
+  // Forward passes of thousands of rows: it is running when the signal comes.
+  const cli_test::RunningCommand command(
+      generate({"--mode", "tree,ar", "--nodes", "8000", "--max-new", "120", "--input-ids", "1", "--report",
+                folder.file("page.html")}));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+  command.interrupt();
+  const Outcome outcome = command.wait();
+  EXPECT_EQ(outcome.code, 130) << outcome.err;
+  EXPECT_EQ(folder.entries(), 0u);
+}
+
 TEST(Modes, ThatAreComparedSayTheSameOnce) {
   const Arguments prompts = {"--input-ids", "5,17,3,60", "--input-ids", "1,2",
                              "--max-new",   "12",        "--nodes",     "6"};

@@ -91,7 +91,8 @@ std::string comparison_table(const std::vector<ReportRun>& runs) {
     best = std::max(best, run.tokens_per_second());
   const bool several = runs.size() > 1;
   std::string html = fmt::format(
-      "<div class=\"wide\"><table><caption>{}</caption><thead><tr><th scope=\"col\">mode</th>"
+      "<div class=\"wide\"><table class=\"compare\"><caption>{}</caption><thead><tr><th "
+      "scope=\"col\">mode</th>"
       "<th scope=\"col\">tokens/s</th><th scope=\"col\" class=\"bar\">relative</th>{}"
       "<th scope=\"col\">accept length</th><th scope=\"col\">rounds</th>"
       "<th scope=\"col\">nodes/round</th><th scope=\"col\">decoding</th></tr></thead><tbody>",
@@ -130,9 +131,9 @@ std::string progress_chart(const std::vector<ReportRun>& runs) {
       R"(<div class="wide"><svg class="chart" viewBox="0 0 720 276" role="img" aria-label="{}"><g class="axis">)",
       label);
   const double step = std::max(1.0, tick(static_cast<double>(tokens), 5));
-  for (double n = 0; n <= static_cast<double>(tokens); n += step)
-    svg += fmt::format(R"(<path d="M{} {}H{}"/><text x="{}" y="{}" class="end">{:.0f}</text>)", kLeft, y(n),
-                       kRight, kLeft - 8, y(n) + 4, n);
+  for (int i = 0; step * i <= static_cast<double>(tokens); ++i)
+    svg += fmt::format(R"(<path d="M{} {}H{}"/><text x="{}" y="{}" class="end">{:.0f}</text>)", kLeft,
+                       y(step * i), kRight, kLeft - 8, y(step * i) + 4, step * i);
   const double width = tick(seconds, 6);
   for (int i = 0; width * i <= seconds * (1 + 1e-9); ++i)
     svg += fmt::format(R"(<text x="{}" y="{}" class="mid">{}</text>)", x(width * i), kBottom + 18,

@@ -73,7 +73,7 @@ std::string header(const GenerationReport& report, const ReportRun& run) {
 
 const char* finish_text(const std::string& reason) {
   return reason == "eos"       ? "It ends with the model's end-of-text token."
-         : reason == "length"  ? "It ends where --max-new ends it."
+         : reason == "length"  ? "It ends at --max-new."
          : reason == "context" ? "It ends where the model's context is full."
          : reason == "stop"    ? "It ends before a --stop string."
                                : "";
@@ -97,7 +97,8 @@ constexpr const char* kKey = R"html(<ul class="key-list">
 std::string trees(const Rounds& rounds) {
   return fmt::format(
       "<div class=\"trees card\">\n<h3 class=\"round\">The trees</h3>\n"
-      "<noscript><p>The trees are drawn by a script, which does not run here.</p></noscript>\n"
+      "<noscript><p>The trees are drawn by a script, which does not run here; a table below has all "
+      "rounds.</p></noscript>\n"
       "<p class=\"said\" aria-live=\"polite\"></p>\n"
       "{}\n{}\n"
       "<div class=\"tree\" tabindex=\"-1\"></div>\n<ol class=\"path\"></ol>\n{}\n</div>\n",
