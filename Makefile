@@ -17,7 +17,7 @@ build = cmake --preset $(1) --log-level=WARNING >/dev/null && \
 # $(call check,preset): ctest ends with the number of tests and failures.
 check = ctest --preset $(1) -j $(JOBS) --no-tests=error --progress
 
-.PHONY: help demo test test-serving bench bench-report lint format asan tsan clang neon fuzz mutation install-check clean
+.PHONY: help demo test test-serving report-check bench bench-report lint format asan tsan clang neon fuzz mutation install-check clean
 
 help: ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -37,6 +37,12 @@ test-serving: ## The tests against transformers and SGLang (installs torch: 5 GB
 	@$(call build,dev,model_logits)
 	@tools/serving_venv
 	@build/serving-venv/bin/python -m pytest -q -p no:cacheprovider tests/serving
+
+report-check: ## Open pages of generate --report in headless Chromium; screenshots go to build/report/
+	@$(SETUP) report
+	@$(call build,dev,kdtree_cli report_sample)
+	@tools/check_report
+	@tests/report/check_report_selftest build/report/sample.html
 
 bench: ## Run the benchmarks; results go to bench/results/
 	@$(SETUP) bench

@@ -89,9 +89,7 @@ void GenerationOutput::advance() {
   }
 }
 
-std::string summary_line(const Engine& engine, int64_t tokens) {
-  const StageTimes& t = engine.times();
-  const GenerationStats& s = engine.stats();
+std::string summary_line(const GenerationStats& s, const StageTimes& t, int64_t tokens) {
   const double decode = t.rounds();
   if (s.rounds == 0) return fmt::format("{} tokens; prompt {:.3g} s", tokens, t.prefill);
   const auto percent = [&](double seconds) { return 100.0 * seconds / decode; };

@@ -60,7 +60,7 @@ class GenerationOutput {
 
 // "119 tokens, 118 of them in 36 rounds of 16.0 nodes: 0.31 s, 381 tokens/s, accept length 3.28; draft 21 %,
 // verify 77 %, rest 2.0 %; prompt 0.02 s". A request's first token comes from its prompt's pass.
-std::string summary_line(const Engine& engine, int64_t tokens);
+std::string summary_line(const GenerationStats& stats, const StageTimes& times, int64_t tokens);
 
 nlohmann::ordered_json stats_json(const GenerationStats& stats);
 nlohmann::ordered_json times_json(const StageTimes& times);

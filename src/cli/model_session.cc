@@ -53,17 +53,6 @@ std::string cache_folder() {
   return (home.empty() ? "." : home) + "/.cache/kdtree";
 }
 
-Result<CostTable> costs(ModelSession& session, bool verbose) {
-  const TuneFile file = tune_file(session);
-  auto known = CostTable::load(file.path, file.key);
-  if (known) {
-    if (verbose) fmt::print(stderr, "costs from {}\n", file.path);
-    return known;
-  }
-  if (verbose) fmt::print(stderr, "measuring costs (kdtree tune keeps them)\n");
-  return CostTable::measure(session.target(), session.drafter(), kMostAutoNodes);
-}
-
 }  // namespace
 
 void add_model_options(CLI::App& command, ModelOptions& o) {
@@ -75,11 +64,14 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
   command.add_option("--threads", o.threads, "Threads (default: all)")->check(integer_in(1, kMostThreads));
 }
 
-void add_decode_options(CLI::App& command, DecodeOptions& o) {
+void add_decode_options(CLI::App& command, DecodeOptions& o, bool several) {
+  const std::vector<std::string> modes = {"ar", "chain", "tree"};
   command
-      .add_option("--mode", o.mode,
-                  "Plain decoding, draft chains or draft trees (default: tree with --draft, else ar)")
-      ->check(one_of({"ar", "chain", "tree"}));
+      .add_option(
+          "--mode", o.mode,
+          fmt::format("Plain decoding, draft chains or draft trees{} (default: tree with --draft, else ar)",
+                      several ? ", or several, to compare them" : ""))
+      ->check(several ? some_of(modes) : one_of(modes));
   command
       .add_option("--nodes", o.nodes,
                   "Nodes a round, the root not counted, or auto: what gives most tokens a second")
@@ -147,6 +139,20 @@ Result<std::unique_ptr<ModelSession>> ModelSession::load(const ModelOptions& opt
   return session;
 }
 
+Result<CostTable> ModelSession::costs(bool verbose) {
+  if (costs_) return *costs_;
+  const TuneFile file = tune_file(*this);
+  auto table = CostTable::load(file.path, file.key);
+  if (table) {
+    if (verbose) fmt::print(stderr, "costs from {}\n", file.path);
+  } else {
+    if (verbose) fmt::print(stderr, "measuring costs (kdtree tune keeps them)\n");
+    table = CostTable::measure(target_, drafter_.get(), kMostAutoNodes);
+  }
+  if (table) costs_ = *table;
+  return table;
+}
+
 Result<std::vector<Request>> read_requests(const DecodeOptions& options, const ModelSession& session) {
   std::vector<std::string> texts = options.prompts;
   for (const std::string& path : options.prompt_files) {
@@ -185,11 +191,15 @@ Result<std::vector<Request>> read_requests(const DecodeOptions& options, const M
   return requests;
 }
 
+std::string mode_or_default(const DecodeOptions& options, const ModelSession& session) {
+  if (!options.mode.empty()) return options.mode;
+  return session.options().draft.empty() ? "ar" : "tree";
+}
+
 Result<EngineOptions> engine_options(const DecodeOptions& options, const ModelSession& session) {
-  const bool drafter = !session.options().draft.empty();
   EngineOptions engine;
-  const std::string mode = !options.mode.empty() ? options.mode : drafter ? "tree" : "ar";
-  if (mode != "ar" && !drafter) {
+  const std::string mode = mode_or_default(options, session);
+  if (mode != "ar" && session.options().draft.empty()) {
     return fail(KDTREE_INVALID_ARGUMENT, "--mode: '{}', expected --draft with it, or ar", mode);
   }
   engine.mode = mode == "ar"      ? DecodeMode::autoregressive
@@ -224,7 +234,7 @@ Result<Engine> make_engine(const DecodeOptions& options, ModelSession& session,
       check_memory(checked_mul(options.batch * rows, 4 * config.vocab_size), "--nodes, --batch: logits"));
   std::optional<NodePolicy> policy;
   if (options.nodes == "auto" && engine->mode != DecodeMode::autoregressive) {
-    auto table = costs(session, verbose);
+    auto table = session.costs(verbose);
     KDTREE_RETURN_IF_ERROR(table);
     policy.emplace(*std::move(table), session.drafter()->depth());
   }

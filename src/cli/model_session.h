@@ -22,7 +22,7 @@ struct ModelOptions {
 };
 
 struct DecodeOptions {
-  std::string mode;            // ar, chain, tree; "" = tree with a drafter, else ar
+  std::string mode;            // ar, chain or tree; of generate several between commas; "" = the default
   std::string nodes = "auto";  // or a number
   int64_t batch = 4;
   int64_t max_new = 256;
@@ -35,7 +35,8 @@ struct DecodeOptions {
 };
 
 void add_model_options(CLI::App& command, ModelOptions& options);
-void add_decode_options(CLI::App& command, DecodeOptions& options);
+// `several`: --mode takes a list.
+void add_decode_options(CLI::App& command, DecodeOptions& options, bool several = false);
 
 // The models, loaded, and the limit on threads while the object lives.
 class ModelSession {
@@ -51,6 +52,8 @@ class ModelSession {
   const Result<Tokenizer>& tokenizer() const { return tokenizer_; }
   int64_t threads() const { return threads_; }
   const ModelOptions& options() const { return options_; }
+  // What rounds cost here: kept from `kdtree tune`, or measured when first asked for.
+  Result<CostTable> costs(bool verbose);
 
  private:
   ModelSession(const ModelOptions& options, TargetModel target, Result<Tokenizer> tokenizer)
@@ -62,11 +65,15 @@ class ModelSession {
   Result<Tokenizer> tokenizer_;
   std::unique_ptr<tbb::global_control> limit_;
   int64_t threads_ = 1;
+  std::optional<CostTable> costs_;
 };
 
 // The prompts of the options, or of standard input when they give none. Errors: KDTREE_INVALID_ARGUMENT
 // naming the option, KDTREE_IO_ERROR.
 Result<std::vector<Request>> read_requests(const DecodeOptions& options, const ModelSession& session);
+
+// The --mode of options that name one, or the default: tree with a drafter, else ar.
+std::string mode_or_default(const DecodeOptions& options, const ModelSession& session);
 
 // An engine for the requests. `verbose` says where the costs of --nodes auto come from.
 Result<Engine> make_engine(const DecodeOptions& options, ModelSession& session,

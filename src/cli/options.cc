@@ -22,7 +22,12 @@ std::optional<T> parse_integer(const std::string& text) {
   return value;
 }
 
-// At commas; empty parts stay.
+CLI::Validator validator(std::function<std::string(std::string&)> check, std::string description) {
+  return CLI::Validator(std::move(check), std::move(description), "");
+}
+
+}  // namespace
+
 std::vector<std::string> split(const std::string& text) {
   std::vector<std::string> parts;
   size_t begin = 0;
@@ -33,12 +38,6 @@ std::vector<std::string> split(const std::string& text) {
   parts.push_back(text.substr(begin));
   return parts;
 }
-
-CLI::Validator validator(std::function<std::string(std::string&)> check, std::string description) {
-  return CLI::Validator(std::move(check), std::move(description), "");
-}
-
-}  // namespace
 
 CLI::Validator integer_in(int64_t least, int64_t most) {
   return multiple_in(least, most, 1);
@@ -104,6 +103,23 @@ CLI::Validator one_of(const std::vector<std::string>& words) {
         return fmt::format("'{}', expected {}{}", text, list, suggestion(text, words));
       },
       list);
+}
+
+CLI::Validator some_of(const std::vector<std::string>& words) {
+  const CLI::Validator each = one_of(words);
+  return validator(
+      [=](std::string& text) -> std::string {
+        std::vector<std::string> parts = split(text);
+        for (size_t i = 0; i < parts.size(); ++i) {
+          if (std::string error = each(parts[i]); !error.empty()) return error;
+          const auto end = parts.begin() + static_cast<std::ptrdiff_t>(i);
+          if (std::find(parts.begin(), end, parts[i]) != end) {
+            return fmt::format("'{}', expected each once", text);
+          }
+        }
+        return "";
+      },
+      fmt::format("{}, or several between commas", fmt::join(words, "|")));
 }
 
 }  // namespace kdtree::cli

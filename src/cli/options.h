@@ -23,5 +23,9 @@ CLI::Validator number_in(double least, double most);
 CLI::Validator seed_value();
 // One of `words`; the nearest is suggested.
 CLI::Validator one_of(const std::vector<std::string>& words);
+// Some of them between commas, each once.
+CLI::Validator some_of(const std::vector<std::string>& words);
+// At commas; empty parts stay.
+std::vector<std::string> split(const std::string& text);
 
 }  // namespace kdtree::cli

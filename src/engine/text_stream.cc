@@ -7,16 +7,11 @@ namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-enum class Form { complete, incomplete, invalid };
+using Form = Utf8Character::Form;
 
-struct Character {
-  Form form = Form::invalid;
-  size_t size = 1;  // bytes, of the maximal subpart if invalid
-  uint32_t code_point = 0;
-};
+}  // namespace
 
-// The first character of `text`, not empty, by Unicode's table 3-7.
-Character first_character(std::string_view text) {
+Utf8Character first_character(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t lead = byte(0);
   if (lead < 0x80) return {Form::complete, 1, lead};
@@ -36,15 +31,13 @@ Character first_character(std::string_view text) {
   return {Form::complete, size, code_point};
 }
 
-bool drives_terminal(uint32_t c) {
+bool is_control(uint32_t c) {
   if (c == '\n' || c == '\t') return false;
   return c < 0x20 || (c >= 0x7f && c <= 0x9f) || (c >= 0x202a && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
 }
 
-}  // namespace
-
 void TextStream::append(uint32_t code_point, std::string_view encoded, std::string& to) const {
-  if (!escape_control_ || !drives_terminal(code_point)) {
+  if (!escape_control_ || !is_control(code_point)) {
     to += encoded;
   } else {
     to += code_point < 0x100 ? fmt::format("\\x{:02x}", code_point) : fmt::format("\\u{:04x}", code_point);
@@ -56,7 +49,7 @@ std::string TextStream::push(std::string_view bytes) {
   std::string_view rest = held_;
   std::string shown;
   while (!rest.empty()) {
-    const Character character = first_character(rest);
+    const Utf8Character character = first_character(rest);
     if (character.form == Form::incomplete) break;
     if (character.form == Form::complete) {
       append(character.code_point, rest.substr(0, character.size), shown);

@@ -10,6 +10,19 @@
 
 namespace kdtree {
 
+// The first character of a text.
+struct Utf8Character {
+  enum class Form { complete, incomplete, invalid };
+  Form form = Form::invalid;
+  size_t size = 1;  // bytes, of the maximal subpart if invalid
+  uint32_t code_point = 0;
+};
+
+// By Unicode's table 3-7; `text` is not empty.
+Utf8Character first_character(std::string_view text);
+// C0 and C1 controls but \n and \t, DEL, and the bidirectional embeddings, overrides and isolates.
+bool is_control(uint32_t code_point);
+
 // Turns bytes that come in pieces into UTF-8. A character that a piece leaves incomplete is held back until
 // the next one. What is not UTF-8 becomes U+FFFD, one for each maximal subpart (Unicode 15, section 3.9), as
 // in the WHATWG's decoder. How the bytes are cut into pieces makes no difference to the text.

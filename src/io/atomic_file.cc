@@ -53,4 +53,16 @@ Status write_file_atomically(const std::string& path, std::span<const std::span<
   return {};
 }
 
+Status check_writable(const std::string& path) {
+  struct stat existing {};
+  if (::stat(path.c_str(), &existing) == 0 && !S_ISREG(existing.st_mode)) {
+    return fail(KDTREE_IO_ERROR, "{}: is no regular file", path);
+  }
+  std::string temporary;
+  const FileDescriptor file(create_temporary(path, temporary));
+  if (file.get() < 0) return os_error(path, "create a temporary file beside it");
+  ::unlink(temporary.c_str());
+  return {};
+}
+
 }  // namespace kdtree

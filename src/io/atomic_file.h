@@ -14,4 +14,8 @@ namespace kdtree {
 // Errors: KDTREE_IO_ERROR with the operating system's reason.
 Status write_file_atomically(const std::string& path, std::span<const std::span<const std::byte>> parts);
 
+// Whether the above can begin, for those who would rather know before hours of work: creates the temporary
+// file and removes it. A `path` that exists must be a regular file. Errors: KDTREE_IO_ERROR.
+Status check_writable(const std::string& path);
+
 }  // namespace kdtree

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/command.h"
+#include "tests/model/byte_tokenizer.h"
 #include "tests/model/golden.h"
 
 namespace kdtree::cli_test {
@@ -41,30 +42,7 @@ class ByteModel : public CheckpointCopy {
       out[name] = &tensor;
     EXPECT_TRUE(write_safetensors(path, out, {}));
     edit("config.json", [](Json& json) { json["vocab_size"] = 257; });
-    write_tokenizer();
-  }
-
- private:
-  // GPT-2's alphabet: printable bytes stand for themselves, the others for U+0100 and up.
-  void write_tokenizer() const {
-    Json vocab;
-    int next = 256;
-    for (int byte = 0; byte < 256; ++byte) {
-      const bool printable = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
-      const int code = printable ? byte : next++;
-      std::string text;
-      if (code < 128) {
-        text = static_cast<char>(code);
-      } else {
-        text = {static_cast<char>(0xc0 | (code >> 6)), static_cast<char>(0x80 | (code & 0x3f))};
-      }
-      vocab[text] = byte;
-    }
-    const Json json{{"added_tokens", Json::array({{{"id", 256}, {"content", "<|end|>"}}})},
-                    {"normalizer", nullptr},
-                    {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}}},
-                    {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", Json::array()}}}};
-    std::ofstream(file("tokenizer.json")) << json.dump();
+    std::ofstream(file("tokenizer.json")) << byte_tokenizer_json().dump();
   }
 };
 

@@ -88,5 +88,23 @@ TEST(AtomicFile, MissingFolder) {
                path + ": cannot create a temporary file beside it: No such file or directory");
 }
 
+TEST(AtomicFile, WhetherItCanBeWrittenIsKnownBefore) {
+  const TemporaryDirectory directory;
+  EXPECT_TRUE(check_writable(directory.file("a")));
+  EXPECT_EQ(directory.entries(), 0u);
+  ASSERT_TRUE(write(directory.file("a"), "old"));
+  EXPECT_TRUE(check_writable(directory.file("a")));
+  EXPECT_EQ(read_text(directory.file("a")), "old");
+  const auto absent = check_writable(directory.file("no/a"));
+  ASSERT_FALSE(absent);
+  EXPECT_EQ(absent.error().code, KDTREE_IO_ERROR);
+  EXPECT_NE(absent.error().message.find("No such file"), std::string::npos) << absent.error().message;
+  for (const std::string& path : {directory.path(), std::string("/dev/null")}) {
+    const auto other = check_writable(path);
+    ASSERT_FALSE(other) << path;
+    EXPECT_EQ(other.error().message, path + ": is no regular file");
+  }
+}
+
 }  // namespace
 }  // namespace kdtree
