@@ -1,9 +1,9 @@
 """Measures the trained pair: bits per byte, accept lengths, loops, and how much of its Python parses.
 
-    python tools/train/evaluate.py --target models/tiny/target --drafter models/tiny/drafter --corpus build/corpus
+    python tools/train/evaluate.py --corpus build/corpus      (after make demo, which builds the command)
 
-Accept lengths are replayed: every mode emits the target's own text, so a round's length is how far the drafts agree with
-what the target goes on to say.
+`kdtree generate` writes the continuations. Accept lengths are replayed on them: every mode emits the target's own text,
+so a round's length is how far the drafts agree with what the target goes on to say.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import ast
 import heapq
 import json
 import math
+import subprocess
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from checkpoint import load_published
 from data import random_prompts, read_tokens
-from generation import generate, repeated
+from generation import repeated
 from model import Drafter, Target
 
 NODES = (8, 16, 32, 64, 128)
@@ -30,20 +31,18 @@ LOOPING = 0.5  # a continuation loops when more of its n-grams than this stood i
 
 
 @torch.no_grad()
-def bits_per_byte(target: Target, tokens: Tensor, window: int) -> float:
-    """Of all the text, every byte seen with half a window before it; the ends of files count as bits, not as bytes."""
+def bits_per_byte(target: Target, tokens: Tensor, window: int, most: int) -> float:
+    """Over at most `most` bytes of the text in evenly spaced pieces, each byte seen with at least half a window before
+    it; the ends of files count as bits, not as bytes."""
     half = window // 2
+    pieces = torch.arange(half, len(tokens) - half, half)
+    pieces = pieces[:: max(1, len(pieces) * half // most)]
     bits, size = 0.0, 0
-    for start in range(0, len(tokens) - 1, half * 32):
-        firsts = [i for i in range(start, min(start + half * 32, len(tokens) - 1), half)]
-        rows = [tokens[max(0, i - half) : i + half + 1].long() for i in firsts]
-        length = max(len(row) for row in rows)
-        batch = torch.stack([F.pad(row, (0, length - len(row)), value=-1) for row in rows])
-        logits = target(batch[:, :-1].clamp(min=0)).float()
-        losses = F.cross_entropy(logits.transpose(1, 2), batch[:, 1:], ignore_index=-1, reduction="none")
-        for i, loss in zip(firsts, losses, strict=True):
-            bits += float(loss[half if i >= half else 0 :].sum()) / math.log(2)
-    size = int((tokens < 256).sum())
+    for some in pieces.split(4):
+        rows = tokens[some[:, None] + torch.arange(-half, half)].long()
+        logits = target(rows)[:, half - 1 : -1]
+        bits += F.cross_entropy(logits.transpose(1, 2), rows[:, half:], reduction="sum").item() / math.log(2)
+        size += int((rows[:, half:] < 256).sum())
     return bits / size
 
 
@@ -154,64 +153,65 @@ def read_prompts(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(folder.glob("[0-9]*.txt"))]
 
 
+def continuations(command: Path, folder: Path, prompts: list[Tensor], new: int, temperature: float, seed: int) -> list[Tensor]:
+    """Prompts and what the model goes on with, as tokens."""
+    ids = [argument for prompt in prompts for argument in ("--input-ids", ",".join(map(str, prompt.tolist())))]
+    done = subprocess.run(
+        [command, "generate", "--model", folder, "--json", "--batch", "32", "--max-new", str(new),
+         "--temperature", str(temperature), "--seed", str(seed), *ids],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    requests = json.loads(done.stdout)["requests"]
+    return [torch.cat([prompt, torch.tensor(r["tokens"])]) for prompt, r in zip(prompts, requests, strict=True)]
+
+
 def main() -> None:
+    root = Path(__file__).parents[2]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", type=Path, required=True)
-    parser.add_argument("--drafter", type=Path)
+    parser.add_argument("--target", type=Path, default=root / "models/tiny/target")
+    parser.add_argument("--drafter", type=Path, default=root / "models/tiny/drafter")
+    parser.add_argument("--kdtree", type=Path, default=root / "build/release/kdtree", help="the command")
     parser.add_argument("--corpus", type=Path, help="for bits per byte and prompts of held-out text")
-    parser.add_argument("--prompts", type=Path, default=Path(__file__).parents[2] / "tests/prompts")
+    parser.add_argument("--prompts", type=Path, default=root / "tests/prompts")
     parser.add_argument("--new", type=int, default=256, help="bytes of a continuation")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--show", type=int, default=0, help="continuations to print")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    target = load_published(Target, arguments.target).to(device)
-    drafter = load_published(Drafter, arguments.drafter).to(device) if arguments.drafter else None
-    generator = torch.Generator(device).manual_seed(arguments.seed)
+    target = load_published(Target, arguments.target)
+    drafter = load_published(Drafter, arguments.drafter)
     results: dict[str, object] = {}
-
-    sets: dict[str, list[Tensor]] = {}
-    if prompts := read_prompts(arguments.prompts):
-        sets["evaluation prompts"] = [torch.tensor(list(prompt), device=device) for prompt in prompts]
+    sets = {"evaluation prompts": [torch.tensor(list(prompt)) for prompt in read_prompts(arguments.prompts)]}
     if arguments.corpus:
-        tokens = torch.from_numpy(read_tokens(arguments.corpus, "heldout")).to(device)
-        results["bits_per_byte"] = bits_per_byte(target, tokens, target.config["max_position_embeddings"])
+        tokens = torch.from_numpy(read_tokens(arguments.corpus, "heldout"))
+        results["bits_per_byte"] = bits_per_byte(target, tokens, target.config["max_position_embeddings"], 1 << 18)
         print(f"bits per byte, held-out text: {results['bits_per_byte']:.4f}", flush=True)
+        generator = torch.Generator().manual_seed(arguments.seed)
         sets["held-out prompts"] = list(random_prompts(tokens, 128, 128, generator))
 
     for name, prompts in sets.items():
+        starts = [len(prompt) for prompt in prompts]
         for temperature in (0.0, 0.7):
-            by_length: dict[int, list[Tensor]] = {}
-            for prompt in prompts:
-                by_length.setdefault(len(prompt), []).append(prompt)
-            texts, starts = [], []
-            for length, group in by_length.items():
-                texts += generate(target, torch.stack(group), arguments.new, temperature, generator).unbind()
-                starts += [length] * len(group)
+            texts = continuations(arguments.kdtree, arguments.target, prompts, arguments.new, temperature, arguments.seed)
             shares = [
                 float(repeated(text[None, start:], NGRAM).float().mean())
                 for text, start in zip(texts, starts, strict=True)
             ]
             parsed = [parses(bytes(min(t, 255) for t in text.tolist())) for text in texts]
-            row: dict[str, object] = {
+            straight = [i for i, share in enumerate(shares) if share <= LOOPING]
+            row = {
                 "prompts": len(texts),
                 "repeated_12_grams": sum(shares) / len(shares),
                 "parse": sum(parsed) / len(parsed),
-            }
-            label = f"{name}, T = {temperature:g}"
-            print(f"{label}: " + ", ".join(f"{k} {v:.3g}" for k, v in row.items()), flush=True)
-            if drafter is not None:
-                straight = [i for i, share in enumerate(shares) if share <= LOOPING]
-                row["loop_free"] = len(straight)
-                row["accept_length"] = accept_lengths(target, drafter, texts, starts)
-                row["accept_length_loop_free"] = accept_lengths(
+                "loop_free": len(straight),
+                "accept_length": accept_lengths(target, drafter, texts, starts),
+                "accept_length_loop_free": accept_lengths(
                     target, drafter, [texts[i] for i in straight], [starts[i] for i in straight]
-                )
-                for key in ("accept_length", "accept_length_loop_free"):
-                    print(f"  {key}: " + ", ".join(f"{k} {v:.2f}" for k, v in row[key].items()), flush=True)
-            results[label] = row
+                ),
+            }
+            results[f"{name}, T = {temperature:g}"] = row
+            print(f"{name}, T = {temperature:g}: {json.dumps(row)}", flush=True)
             for text, start in list(zip(texts, starts, strict=True))[: arguments.show]:
                 data = bytes(min(t, 255) for t in text.tolist())
                 print("-" * 30 + "\n" + data[:start].decode(errors="replace") + "│" + data[start:].decode(errors="replace"))
