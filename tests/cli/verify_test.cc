@@ -163,6 +163,27 @@ TEST(Verify, WalksTheAcceptanceAgain) {
       << outcome.out;
 }
 
+TEST(Verify, AcceptedPathsEndWithTheText) {
+  const TemporaryDirectory folder;
+  const std::string path = make_case(folder, "a.safetensors", {"--shape", "chain"});
+  Bundle bundle = load(path);
+  for (size_t node = 0; node < 8; ++node)
+    bundle.target_tokens.as<int32_t>()[node] = bundle.tokens.as<int32_t>()[node + 1];
+  bundle.eos_tokens = Tensor(DType::i32, {1});
+  bundle.eos_tokens.as<int32_t>()[0] = bundle.tokens.as<int32_t>()[3];
+  bundle.accept_path = Tensor(DType::i32, {2, 3});
+  bundle.accept_path.as<int32_t>()[1] = 1;
+  bundle.accept_path.as<int32_t>()[2] = 2;
+  bundle.accept_count.as<int32_t>()[0] = 3;
+  bundle.target_tokens.as<int32_t>()[9] = 1 << 30;
+  bundle.accept_count.as<int32_t>()[1] = 1;
+  save(path, bundle);
+  EXPECT_EQ(run({"verify", path}).code, 0);
+  bundle.eos_tokens = {};
+  save(path, bundle);
+  EXPECT_EQ(run({"verify", path}).code, 1) << "without it the path goes on";
+}
+
 TEST(Verify, ShowLimitsTheRows) {
   const TemporaryDirectory folder;
   const std::string path = make_case(folder, "a.safetensors");
