@@ -4,6 +4,8 @@
 #include <memory>
 #include <string>
 
+#include <fmt/ranges.h>
+
 #include "cli/command.h"
 #include "cli/exit_codes.h"
 #include "cli/interrupt.h"
@@ -56,8 +58,9 @@ Result<int> run(const CaptureOptions& options) {
     const std::string path = fmt::format("{}/round-{:04}-layer-{:02}.safetensors", options.out, round, layer);
     KDTREE_RETURN_IF_ERROR(write_bundle(path, bundle));
     const int32_t requests = bundle.problem.scalars.batch;
-    print_out("{}: {} request{}, {} rows, {} KV rows\n", path, requests, requests == 1 ? "" : "s",
-              bundle.tokens.size(), bundle.problem.scalars.kv_slots);
+    print_out("{}: {} request{}, {} rows, {} KV rows, accept length {}\n", path, requests,
+              requests == 1 ? "" : "s", bundle.tokens.size(), bundle.problem.scalars.kv_slots,
+              fmt::join(bundle.accept_count.as<int32_t>(), " "));
     return {};
   };
   std::map<std::string, std::string> provenance = {{"command", "kdtree capture"},

@@ -170,6 +170,9 @@ TEST(Capture, BundlesPassVerification) {
   const Outcome outcome = run(with_models("capture", {"--input-ids", "5,17,3,60", "--nodes", "8", "--layer",
                                                       "1", "--most", "2", "--out", folder.file("steps")}));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("00-layer-01.safetensors: 1 request, 9 rows, 13 KV rows, accept length 1\n"),
+            std::string::npos)
+      << outcome.out;
   const Outcome verified = run({"verify", folder.file("steps"), "--model", golden("q_lora")});
   EXPECT_EQ(verified.code, 0) << verified.err;
   EXPECT_NE(verified.out.find("2 of 2 bundles pass, 2 token-exact\n"), std::string::npos) << verified.out;
