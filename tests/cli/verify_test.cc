@@ -196,6 +196,20 @@ TEST(Verify, ShowLimitsTheRows) {
   EXPECT_NE(text.find("and 50 more"), std::string::npos) << text;
 }
 
+TEST(Verify, ShippedBundlesAreTokenExact) {
+  const std::string root = KDTREE_SOURCE_DIR;
+  const Outcome outcome =
+      run({"verify", root + "/bundles", "--model", root + "/models/tiny/target", "--json"});
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  const Json json = Json::parse(outcome.out);
+  ASSERT_EQ(json["bundles"].size(), 6u);
+  for (const Json& bundle : json["bundles"]) {
+    ASSERT_EQ(bundle["backends"].size(), 2u);
+    for (const Json& backend : bundle["backends"])
+      EXPECT_EQ(backend["tokens"]["exact"], true) << bundle["file"];
+  }
+}
+
 TEST(Verify, AnEmptySelectionIsAnError) {
   const TemporaryDirectory folder;
   expect_error(run({"verify", folder.path()}), 3, "no *.safetensors file");
