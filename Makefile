@@ -17,7 +17,7 @@ build = cmake --preset $(1) --log-level=WARNING >/dev/null && \
 # $(call check,preset): ctest ends with the number of tests and failures.
 check = ctest --preset $(1) -j $(JOBS) --no-tests=error --progress
 
-.PHONY: help demo test test-serving report-check bench bench-report lint format asan tsan clang neon fuzz mutation install-check clean
+.PHONY: help demo bundles test test-serving report-check bench bench-report lint format asan tsan clang neon fuzz mutation install-check clean
 
 help: ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -26,6 +26,11 @@ demo: ## Draw a draft tree, make a verify case, check it against the oracle
 	@$(SETUP)
 	@$(call build,release,kdtree_cli)
 	@tools/demo
+
+bundles: ## Record the verify steps of bundles/ again
+	@$(SETUP)
+	@$(call build,release,kdtree_cli)
+	@tools/make_bundles
 
 test: ## Build and run the tests
 	@$(SETUP)

@@ -13,7 +13,8 @@ namespace {
 
 using Path = std::vector<int32_t>;
 
-Result<Path> walk(const Bundle& bundle, const VerifyProblem& problem, int32_t request) {
+Result<Path> walk(const Bundle& bundle, const VerifyProblem& problem, std::span<const int32_t> all_targets,
+                  int32_t request) {
   const RequestView view = request_view(problem, request);
   const auto nodes = static_cast<size_t>(view.nodes);
   Path parents(nodes);
@@ -22,7 +23,7 @@ Result<Path> walk(const Bundle& bundle, const VerifyProblem& problem, int32_t re
 
   // The walk knows no padding rows: number the others 0, 1, ...
   const auto tokens = bundle.tokens.as<int32_t>().subspan(static_cast<size_t>(view.row_begin), nodes);
-  const auto targets = bundle.target_tokens.as<int32_t>().subspan(static_cast<size_t>(view.row_begin), nodes);
+  const auto targets = all_targets.subspan(static_cast<size_t>(view.row_begin), nodes);
   Path number(nodes, -1);
   Path original;
   Path tree;
@@ -39,7 +40,8 @@ Result<Path> walk(const Bundle& bundle, const VerifyProblem& problem, int32_t re
   if (original.empty()) return Path{};
   Path path(original.size());
   Path emitted(original.size());
-  const auto acceptance = accept_path(tree, tree_tokens, tree_targets, {}, path, emitted);
+  const AcceptLimits limits = {.eos_tokens = bundle.eos_tokens.as<int32_t>()};
+  const auto acceptance = accept_path(tree, tree_tokens, tree_targets, limits, path, emitted);
   KDTREE_RETURN_IF_ERROR(acceptance);
   path.resize(static_cast<size_t>(acceptance->count));
   for (int32_t& node : path)
@@ -47,12 +49,12 @@ Result<Path> walk(const Bundle& bundle, const VerifyProblem& problem, int32_t re
   return path;
 }
 
-Result<std::vector<Path>> walk_all(const Bundle& bundle) {
+Result<std::vector<Path>> walk_all(const Bundle& bundle, std::span<const int32_t> targets) {
   // params() hands out pointers for a run to write through; the walk only reads.
   const VerifyProblem problem = const_cast<OwnedProblem&>(bundle.problem).params();
   std::vector<Path> paths;
   for (int32_t r = 0; r < problem.batch; ++r) {
-    auto path = walk(bundle, problem, r);
+    auto path = walk(bundle, problem, targets, r);
     if (!path) return with_context(path.error(), fmt::format("request {}: ", r));
     paths.push_back(*std::move(path));
   }
@@ -62,7 +64,7 @@ Result<std::vector<Path>> walk_all(const Bundle& bundle) {
 }  // namespace
 
 Status record_acceptance(Bundle& bundle) {
-  const auto paths = walk_all(bundle);
+  const auto paths = walk_all(bundle, bundle.target_tokens.as<int32_t>());
   KDTREE_RETURN_IF_ERROR(paths);
   size_t longest = 1;
   for (const Path& path : *paths)
@@ -83,8 +85,8 @@ bool has_acceptance(const Bundle& bundle) {
          bundle.accept_count.present();
 }
 
-Result<std::optional<std::string>> check_acceptance(const Bundle& bundle) {
-  const auto paths = walk_all(bundle);
+Result<std::optional<std::string>> check_acceptance(const Bundle& bundle, std::span<const int32_t> targets) {
+  const auto paths = walk_all(bundle, targets);
   KDTREE_RETURN_IF_ERROR(paths);
   const auto columns = static_cast<size_t>(bundle.accept_path.shape[1]);
   for (size_t r = 0; r < paths->size(); ++r) {

@@ -1,6 +1,10 @@
 // kdtree capture: records verify steps of a generation as bundles.
 #include <filesystem>
+#include <map>
 #include <memory>
+#include <string>
+
+#include <fmt/ranges.h>
 
 #include "cli/command.h"
 #include "cli/exit_codes.h"
@@ -16,13 +20,15 @@ namespace {
 constexpr const char* kExamples =
     "Examples:\n"
     "  kdtree capture --model target --draft drafter --nodes 16 --prompt 'def main():' --out steps\n"
-    "  kdtree verify steps\n";
+    "  kdtree verify steps --model target\n";
 
 struct CaptureOptions {
   ModelOptions model;
   DecodeOptions decode;
   std::string out;
+  std::string dtype = "f32";
   int64_t layer = -1;
+  int64_t from_round = 0;
   int64_t every = 1;
   int64_t most = 8;
 };
@@ -52,25 +58,33 @@ Result<int> run(const CaptureOptions& options) {
     const std::string path = fmt::format("{}/round-{:04}-layer-{:02}.safetensors", options.out, round, layer);
     KDTREE_RETURN_IF_ERROR(write_bundle(path, bundle));
     const int32_t requests = bundle.problem.scalars.batch;
-    print_out("{}: {} request{}, {} rows, {} KV rows\n", path, requests, requests == 1 ? "" : "s",
-              bundle.tokens.size(), bundle.problem.scalars.kv_slots);
+    print_out("{}: {} request{}, {} rows, {} KV rows, accept length {}\n", path, requests,
+              requests == 1 ? "" : "s", bundle.tokens.size(), bundle.problem.scalars.kv_slots,
+              fmt::join(bundle.accept_count.as<int32_t>(), " "));
     return {};
   };
-  BundleRecorder recorder(*engine,
-                          {.layer = layer,
-                           .every = options.every,
-                           .most = options.most,
-                           .provenance = {{"command", "kdtree capture"},
-                                          {"version", kdtree_version()},
-                                          {"layer", fmt::format("{}", layer)}}},
-                          save);
-  while (!engine->idle() && recorder.recorded() < options.most && !interrupted()) {
+  std::map<std::string, std::string> provenance = {{"command", "kdtree capture"},
+                                                   {"version", kdtree_version()},
+                                                   {"model", options.model.model},
+                                                   {"draft", options.model.draft}};
+  if (!options.decode.move_rows) provenance["slots"] = "accepted rows stayed where they were verified";
+  const auto recorder = BundleRecorder::create(*engine, models.target(),
+                                               {.layer = layer,
+                                                .from = options.from_round,
+                                                .every = options.every,
+                                                .most = options.most,
+                                                .dtype = options.dtype == "bf16" ? DType::bf16 : DType::f32,
+                                                .provenance = std::move(provenance)},
+                                               save);
+  KDTREE_RETURN_IF_ERROR(recorder);
+  while (!engine->idle() && (*recorder)->recorded() < options.most && !interrupted()) {
     KDTREE_RETURN_IF_ERROR(engine->step([](const Emission&) { return true; }));
-    KDTREE_RETURN_IF_ERROR(recorder.status());
+    KDTREE_RETURN_IF_ERROR((*recorder)->status());
   }
-  if (recorder.recorded() == 0 && !interrupted()) {
-    return fail(KDTREE_INVALID_ARGUMENT, "--max-new: {}, and no round was verified before the texts ended",
-                options.decode.max_new);
+  if ((*recorder)->recorded() == 0 && !interrupted()) {
+    return fail(KDTREE_INVALID_ARGUMENT,
+                "--max-new: {}, --from-round: {}, and no such round was verified before the texts ended",
+                options.decode.max_new, options.from_round);
   }
   return kExitOk;
 }
@@ -86,7 +100,15 @@ void add_capture(CLI::App& app, Action& action) {
   command->add_option("--out", o.out, "Folder for the bundles")->required();
   command->add_option("--layer", o.layer, "Layer whose attention is recorded, from 0 (default: the last)")
       ->check(integer_in(0, 4095));
-  command->add_option("--every", o.every, "Record every so manieth round")
+  command->add_option("--dtype", o.dtype, "Element type that queries and outputs are recorded in")
+      ->check(one_of({"f32", "bf16"}))
+      ->capture_default_str();
+  command->add_flag("!--scatter", o.decode.move_rows,
+                    "Leave accepted rows where they were verified, so that prefixes lie in scattered slots");
+  command->add_option("--from-round", o.from_round, "First round to record, from 0")
+      ->check(integer_in(0, int64_t{1} << 40))
+      ->capture_default_str();
+  command->add_option("--every", o.every, "Record every so manieth round from there")
       ->check(integer_in(1, int64_t{1} << 40))
       ->capture_default_str();
   command->add_option("--most", o.most, "Bundles to record")

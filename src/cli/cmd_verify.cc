@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "cli/acceptance.h"
 #include "cli/command.h"
@@ -20,11 +21,13 @@ constexpr const char* kExamples =
     "Examples:\n"
     "  kdtree verify bundles/\n"
     "  kdtree verify step.safetensors --backend cpu --backend oracle --show 20\n"
+    "  kdtree verify bundles/ --model models/tiny/target\n"
     "  kdtree verify bundles/ --json | jq '.bundles[] | select(.passed | not) | .file'\n";
 
 struct VerifyOptions {
   std::vector<std::string> paths;
   std::vector<std::string> backends;
+  std::string model;
   double tolerance = 0.0;  // 0 = by element type
   int64_t show = 5;
   bool json = false;
@@ -60,9 +63,21 @@ std::string shape_text(const VerifyProblem& p) {
                      dtype_name(static_cast<DType>(p.kv_dtype)), dtype_name(static_cast<DType>(p.out_dtype)));
 }
 
-Status check_bundle(const VerifyOptions& options, const std::vector<Backend>& chosen, BundleReport& report) {
+// `replay` is null without a model.
+Status check_bundle(const VerifyOptions& options, const std::vector<Backend>& chosen, BundleReplay* replay,
+                    BundleReport& report) {
   auto bundle = read_bundle(report.file);
   KDTREE_RETURN_IF_ERROR(bundle);
+  if (replay != nullptr && !bundle->resumable()) {
+    report.tokens_unchecked = "the bundle does not hold what follows its layer";
+    replay = nullptr;
+  } else if (replay == nullptr && bundle->resumable()) {
+    report.tokens_unchecked = "give --model";
+  }
+  if (replay != nullptr) {
+    if (Status status = replay->check(*bundle); !status)
+      return with_context(status.error(), report.file + ": ");
+  }
   OwnedProblem& problem = bundle->problem;
   const VerifyProblem recorded = problem.params();
   report.shape = shape_text(recorded);
@@ -71,21 +86,29 @@ Status check_bundle(const VerifyOptions& options, const std::vector<Backend>& ch
   const double tolerance = options.tolerance > 0.0 ? options.tolerance
                                                    : default_tolerance(static_cast<DType>(recorded.out_dtype),
                                                                        static_cast<DType>(recorded.kv_dtype));
-  const auto compare = [&](const VerifyProblem& got) {
-    return compare_results(got, reference->params, tolerance, options.show);
+  const auto compare = [&](const char* name, const VerifyProblem& got) -> Status {
+    BackendReport& own = report.backends.emplace_back();
+    own.name = name;
+    own.comparison = compare_results(got, reference->params, tolerance, options.show);
+    if (replay == nullptr) return {};
+    auto tokens = check_tokens(*replay, *bundle, got, options.show);
+    if (!tokens) return with_context(tokens.error(), fmt::format("{}: tokens: ", report.file));
+    own.tokens = *std::move(tokens);
+    return {};
   };
   for (const Backend& backend : chosen) {
     if (interrupted()) return {};
     const auto run = run_backend(problem, backend.id, false, fmt::format("{} {}", report.file, backend.name));
+    if (interrupted()) return {};
     if (run) {
-      report.backends.push_back({backend.name, std::nullopt, compare(run->params)});
+      KDTREE_RETURN_IF_ERROR(compare(backend.name, run->params));
     } else {
-      report.backends.push_back({backend.name, run.error(), {}});
+      report.backends.push_back({backend.name, run.error(), {}, std::nullopt});
     }
   }
-  if (problem.out.present()) report.backends.push_back({"recorded", std::nullopt, compare(recorded)});
+  if (problem.out.present()) KDTREE_RETURN_IF_ERROR(compare("recorded", recorded));
   if (has_acceptance(*bundle)) {
-    auto difference = check_acceptance(*bundle);
+    auto difference = check_acceptance(*bundle, bundle->target_tokens.as<int32_t>());
     if (!difference) return with_context(difference.error(), report.file + ": ");
     report.acceptance_checked = true;
     report.acceptance_difference = *std::move(difference);
@@ -106,12 +129,23 @@ Result<int> run(const VerifyOptions& options) {
   KDTREE_RETURN_IF_ERROR(chosen);
   const auto files = bundle_files(options.paths);
   KDTREE_RETURN_IF_ERROR(files);
+  std::optional<TargetModel> model;
+  std::optional<BundleReplay> replay;
+  if (!options.model.empty()) {
+    auto loaded = TargetModel::load(options.model);
+    if (!loaded) return with_context(loaded.error(), "--model: ");
+    model = *std::move(loaded);
+    auto made = BundleReplay::create(*model);
+    if (!made) return with_context(made.error(), "--model: ");
+    replay.emplace(*std::move(made));
+  }
   std::vector<BundleReport> reports;
   nlohmann::ordered_json json;
   for (const std::string& file : *files) {
     BundleReport report;
     report.file = file;
-    if (Status status = check_bundle(options, *chosen, report); !status) report.error = status.error();
+    if (Status status = check_bundle(options, *chosen, replay ? &*replay : nullptr, report); !status)
+      report.error = status.error();
     if (interrupted()) return kExitInterrupted;
     if (options.json) {
       json["bundles"].push_back(report_json(report));
@@ -128,7 +162,10 @@ Result<int> run(const VerifyOptions& options) {
   } else if (reports.size() > 1) {
     const auto passed = std::ranges::count_if(
         reports, [](const BundleReport& r) { return !r.mismatched() && r.first_error() == nullptr; });
-    print_out("{} of {} bundles pass\n", passed, reports.size());
+    print_out(
+        "{} of {} bundles pass{}\n", passed, reports.size(),
+        replay ? fmt::format(", {} token-exact", std::ranges::count_if(reports, &BundleReport::token_exact))
+               : "");
   }
   return code;
 }
@@ -144,6 +181,10 @@ void add_verify(CLI::App& app, Action& action) {
       ->add_option("--backend", options->backends,
                    "Backend to check; repeatable (default: all available but the oracle)")
       ->allow_extra_args(false);
+  command->add_option(
+      "--model", options->model,
+      "Folder of the model that was recorded: its layers behind the recorded one must give the "
+      "recorded tokens");
   command
       ->add_option("--tolerance", options->tolerance,
                    "Relative error a row may have (default: by element type)")

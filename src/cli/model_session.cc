@@ -1,5 +1,6 @@
 #include "cli/model_session.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -26,14 +27,6 @@ Result<std::string> read_text(const std::string& path) {
   const auto file = MappedFile::open(path);
   if (!file) return with_context(file.error(), "--prompt-file: ");
   return std::string(reinterpret_cast<const char*>(file->bytes().data()), file->bytes().size());
-}
-
-// FNV-1a: the name of a file, no more.
-uint64_t hash(const std::string& text) {
-  uint64_t value = 14695981039346656037u;
-  for (const char c : text)
-    value = (value ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return value;
 }
 
 std::string absolute(const std::string& path) {
@@ -74,15 +67,15 @@ void add_decode_options(CLI::App& command, DecodeOptions& o, bool several) {
       ->check(several ? some_of(modes) : one_of(modes));
   command
       .add_option("--nodes", o.nodes,
-                  "Nodes a round, the root not counted, or auto: what gives most tokens a second")
+                  "Nodes a round, the root not counted; one value, or one for each prompt between commas; or "
+                  "auto: what gives most tokens a second")
       ->check(CLI::Validator(
           [](std::string& text) -> std::string {
-            return text == "auto" ? ""
-                   : integer_in(1, kMostNodes)(text).empty()
+            return text == "auto" || integers_in(0, kMostNodes)(text).empty()
                        ? ""
-                       : fmt::format("'{}', expected auto or an integer in 1 .. {}", text, kMostNodes);
+                       : fmt::format("'{}', expected auto or an integer in 0 .. {}", text, kMostNodes);
           },
-          fmt::format("auto or in 1 .. {}", kMostNodes), ""))
+          fmt::format("auto or in 0 .. {}", kMostNodes), ""))
       ->capture_default_str();
   command.add_option("--max-new", o.max_new, "Tokens to generate for each prompt, at most")
       ->check(integer_in(1, kMostTokens))
@@ -188,6 +181,14 @@ Result<std::vector<Request>> read_requests(const DecodeOptions& options, const M
     if (!requests[i].prompt.empty()) continue;
     return fail(KDTREE_INVALID_ARGUMENT, "prompt {} is empty, expected at least one token", i + 1);
   }
+  if (options.nodes == "auto") return requests;
+  const auto nodes = parse_integers(options.nodes);
+  if (nodes.size() != 1 && nodes.size() != requests.size()) {
+    return fail(KDTREE_INVALID_ARGUMENT, "--nodes: {} values, expected 1 or one for each of {} prompts",
+                nodes.size(), requests.size());
+  }
+  for (size_t i = 0; i < requests.size(); ++i)
+    requests[i].nodes = static_cast<int32_t>(nodes[nodes.size() == 1 ? 0 : i]);
   return requests;
 }
 
@@ -205,8 +206,10 @@ Result<EngineOptions> engine_options(const DecodeOptions& options, const ModelSe
   engine.mode = mode == "ar"      ? DecodeMode::autoregressive
                 : mode == "chain" ? DecodeMode::chain
                                   : DecodeMode::tree;
-  engine.nodes =
-      options.nodes == "auto" ? kMostAutoNodes : static_cast<int32_t>(parse_integers(options.nodes)[0]);
+  engine.nodes = options.nodes == "auto"
+                     ? kMostAutoNodes
+                     : static_cast<int32_t>(std::ranges::max(parse_integers(options.nodes)));
+  engine.move_rows = options.move_rows;
   engine.batch = options.batch;
   engine.kv_dtype = options.kv_dtype == "bf16" ? DType::bf16 : DType::f32;
   return engine;
@@ -250,7 +253,7 @@ TuneFile tune_file(const ModelSession& session) {
                          session.drafter() == nullptr ? "no drafter"
                                                       : fmt::format("{} ({} bytes)", absolute(options.draft),
                                                                     session.drafter()->weight_bytes()));
-  file.path = fmt::format("{}/tune-{:016x}.json", cache_folder(), hash(file.key));
+  file.path = fmt::format("{}/tune-{:016x}.json", cache_folder(), fnv1a(std::as_bytes(std::span(file.key))));
   return file;
 }
 

@@ -23,11 +23,12 @@ struct ModelOptions {
 
 struct DecodeOptions {
   std::string mode;            // ar, chain or tree; of generate several between commas; "" = the default
-  std::string nodes = "auto";  // or a number
+  std::string nodes = "auto";  // or a number, or one for each prompt
   int64_t batch = 4;
   int64_t max_new = 256;
   int64_t kv_slots = 0;  // 0 = as many as the prompts need
   std::string kv_dtype = "f32";
+  bool move_rows = true;  // of EngineOptions
   SamplingParams sampling;
   std::vector<std::string> prompts;
   std::vector<std::string> prompt_files;

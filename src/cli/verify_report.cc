@@ -16,6 +16,25 @@ std::string verdict(bool passed, bool colours) {
   return passed ? paint("pass", Colour::green, colours) : paint("FAIL", Colour::red, colours);
 }
 
+std::string token_text(const TokenCheck& check, bool colours) {
+  const bool exact = check.exact();
+  std::string text = fmt::format(
+      "    token-exact {}: {} of {} rows, {} of {} requests, accepted paths {}",
+      exact ? paint("yes", Colour::green, colours) : paint("NO", Colour::red, colours), check.exact_rows,
+      check.rows, check.exact_requests, check.requests, check.path_difference ? "differ" : "equal");
+  if (check.smallest_gap) text += fmt::format("; smallest top-two gap {:.2e}", *check.smallest_gap);
+  text += "\n";
+  for (const auto& [row, recorded] : check.mismatches) {
+    text += fmt::format("      request {} node {}: token {}, recorded {}", row.request, row.node, row.token,
+                        recorded);
+    text += row.sampled ? "; sampled\n" : fmt::format("; top-two gap {:.2e}\n", row.gap);
+  }
+  const auto hidden = check.rows - check.exact_rows - static_cast<int64_t>(check.mismatches.size());
+  if (hidden > 0) text += fmt::format("      and {} more, see --show\n", hidden);
+  if (check.path_difference) text += fmt::format("      accepted path: {}\n", *check.path_difference);
+  return text;
+}
+
 std::string backend_text(const BackendReport& backend, bool colours) {
   if (backend.error) {
     return fmt::format("  {:<17} {}  {}\n", backend.name, paint("can't", Colour::red, colours),
@@ -26,13 +45,32 @@ std::string backend_text(const BackendReport& backend, bool colours) {
       fmt::format("  {:<17} {}  out: max abs {:.2e}, relative {:.2e}; lse: max abs {:.2e}; tolerance {:g}\n",
                   backend.name, verdict(c.passed(), colours), c.max_abs_error, c.relative_error,
                   c.max_lse_error, c.tolerance);
-  if (c.passed()) return text;
-  text += fmt::format("    {} of {} rows differ\n", c.mismatching_rows, c.rows);
+  if (!c.passed()) text += fmt::format("    {} of {} rows differ\n", c.mismatching_rows, c.rows);
   for (const RowMismatch& mismatch : c.mismatches)
     text += mismatch_text(mismatch);
   const auto hidden = c.mismatching_rows - static_cast<int64_t>(c.mismatches.size());
   if (hidden > 0) text += fmt::format("      and {} more, see --show\n", hidden);
+  if (backend.tokens) text += token_text(*backend.tokens, colours);
   return text;
+}
+
+nlohmann::ordered_json token_json(const TokenCheck& check) {
+  nlohmann::ordered_json json;
+  json["exact"] = check.exact();
+  json["rows"] = check.rows;
+  json["exact_rows"] = check.exact_rows;
+  json["requests"] = check.requests;
+  json["exact_requests"] = check.exact_requests;
+  if (check.path_difference) json["path_difference"] = *check.path_difference;
+  if (check.smallest_gap) json["smallest_gap"] = *check.smallest_gap;
+  json["mismatches"] = nlohmann::ordered_json::array();
+  for (const auto& [row, recorded] : check.mismatches) {
+    nlohmann::ordered_json mismatch{
+        {"request", row.request}, {"node", row.node}, {"got", row.token}, {"recorded", recorded}};
+    if (!row.sampled) mismatch["gap"] = row.gap;
+    json["mismatches"].push_back(std::move(mismatch));
+  }
+  return json;
 }
 
 nlohmann::ordered_json backend_json(const BackendReport& backend) {
@@ -61,6 +99,7 @@ nlohmann::ordered_json backend_json(const BackendReport& backend) {
                                   {"got", m.got},
                                   {"expected", m.expected}});
   }
+  if (backend.tokens) json["tokens"] = token_json(*backend.tokens);
   return json;
 }
 
@@ -68,8 +107,15 @@ nlohmann::ordered_json backend_json(const BackendReport& backend) {
 
 bool BundleReport::mismatched() const {
   return acceptance_difference.has_value() || std::ranges::any_of(backends, [](const BackendReport& backend) {
+           if (backend.tokens && !backend.tokens->exact()) return true;
            return !backend.error && !backend.comparison.passed();
          });
+}
+
+bool BundleReport::token_exact() const {
+  return !backends.empty() && std::ranges::all_of(backends, [](const BackendReport& backend) {
+    return backend.tokens && backend.tokens->exact();
+  });
 }
 
 const Error* BundleReport::first_error() const {
@@ -91,6 +137,8 @@ std::string report_text(const BundleReport& report, bool colours) {
     if (report.acceptance_difference) text += "  " + *report.acceptance_difference;
     text += "\n";
   }
+  if (!report.tokens_unchecked.empty())
+    text += fmt::format("  {:<17} not checked ({})\n", "tokens", report.tokens_unchecked);
   return text;
 }
 
@@ -106,6 +154,8 @@ nlohmann::ordered_json report_json(const BundleReport& report) {
     json["acceptance"]["status"] = report.acceptance_difference ? "fail" : "pass";
     if (report.acceptance_difference) json["acceptance"]["difference"] = *report.acceptance_difference;
   }
+  if (!report.tokens_unchecked.empty())
+    json["tokens"] = fmt::format("not checked ({})", report.tokens_unchecked);
   return json;
 }
 

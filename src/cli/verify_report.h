@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/compare.h"
+#include "cli/token_check.h"
 #include "core/status.h"
 
 namespace kdtree::cli {
@@ -16,6 +17,7 @@ struct BackendReport {
   std::string name;
   std::optional<Error> error;  // it could not run, and why
   Comparison comparison;
+  std::optional<TokenCheck> tokens;
 };
 
 struct BundleReport {
@@ -25,7 +27,9 @@ struct BundleReport {
   std::vector<BackendReport> backends;
   bool acceptance_checked = false;
   std::optional<std::string> acceptance_difference;
+  std::string tokens_unchecked;  // why; empty where they are, and where there is nothing that says more
 
+  bool token_exact() const;  // with every result, of which there is one
   bool mismatched() const;
   // The error to exit with when nothing mismatched: the bundle's, or a backend's.
   const Error* first_error() const;

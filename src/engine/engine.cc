@@ -135,6 +135,9 @@ Result<int64_t> Engine::submit(Request request) {
   if (request.max_new_tokens < 1) {
     return fail(KDTREE_INVALID_ARGUMENT, "max_new_tokens is {}, expected at least 1", request.max_new_tokens);
   }
+  if (request.nodes < 0) {
+    return fail(KDTREE_INVALID_ARGUMENT, "nodes is {}, expected at least 0", request.nodes);
+  }
   KDTREE_RETURN_IF_ERROR(validate(request.sampling));
   const int64_t needed = slots_needed(config, options_, request);
   if (needed > pool_.slots()) {
@@ -307,6 +310,7 @@ Status Engine::draft() {
   bool usual = true;
   for (size_t i = 0; i < active_.size(); ++i) {
     if (active_[i]->room() < 2) continue;  // the root's own token ends it
+    if (most_nodes(*active_[i]) == 0) continue;
     queries.push_back({active_[i]->draft.get(), active_[i]->tokens.back()});
     drafting.push_back(i);
     usual = usual && active_[i]->drafted;
@@ -336,11 +340,16 @@ Status Engine::draft() {
   return {};
 }
 
+int32_t Engine::most_nodes(const Sequence& sequence) const {
+  return std::min(sequence.request.nodes, options_.nodes);
+}
+
 // The tree of the drafter's logits [depth, vocab]: no deeper than what may still be emitted.
 Result<DraftTree> Engine::build(const Sequence& sequence, std::span<const float> logits) {
   const auto vocab = static_cast<int32_t>(target_.config().vocab_size);
   const auto depth = static_cast<int32_t>(std::min(drafter_->depth(), sequence.room() - 1));
-  const int32_t k = options_.mode == DecodeMode::chain ? 1 : std::min(options_.nodes, vocab);
+  const int32_t nodes = most_nodes(sequence);
+  const int32_t k = options_.mode == DecodeMode::chain ? 1 : std::min(nodes, vocab);
   const auto count = static_cast<size_t>(depth) * static_cast<size_t>(k);
   candidate_tokens_.resize(count);
   candidate_log_probs_.resize(count);
@@ -358,7 +367,7 @@ Result<DraftTree> Engine::build(const Sequence& sequence, std::span<const float>
     if (!found) return with_context(found.error(), fmt::format("position {}: ", d));
   }
   return build_best_first({candidate_tokens_.data(), candidate_log_probs_.data(), depth, k},
-                          sequence.tokens.back(), options_.nodes);
+                          sequence.tokens.back(), nodes);
 }
 
 void Engine::compile() {
@@ -423,9 +432,8 @@ Status Engine::accept(size_t index, int64_t first_row, const ForwardOutput& out,
   return {};
 }
 
-// Moves the path's rows into place and hands their features to the drafter.
-Status Engine::commit(Sequence& sequence, int64_t first_row, std::span<const int32_t> path,
-                      std::span<const float> features) {
+// Moves the path's rows into place.
+Status Engine::move_rows(const Sequence& sequence, int64_t first_row, std::span<const int32_t> path) {
   const std::span<const int64_t> rows(&batch_.slots[static_cast<size_t>(first_row)],
                                       static_cast<size_t>(path.back()) + 1);
   std::vector<int64_t> from(path.size()), to(path.size()), destinations(path.size());
@@ -439,6 +447,20 @@ Status Engine::commit(Sequence& sequence, int64_t first_row, std::span<const int
   KDTREE_RETURN_IF_ERROR(moves);
   const auto count = static_cast<size_t>(*moves);
   pool_.move(std::span(from).first(count), std::span(to).first(count));
+  return {};
+}
+
+// Makes the path's rows part of the prefix and hands their features to the drafter.
+Status Engine::commit(Sequence& sequence, int64_t first_row, std::span<const int32_t> path,
+                      std::span<const float> features) {
+  if (options_.move_rows) {
+    KDTREE_RETURN_IF_ERROR(move_rows(sequence, first_row, path));
+  } else {
+    // Each accepted row's slot comes before those of the rows that were not.
+    const auto slots = sequence.slots.begin() + sequence.committed;
+    for (size_t i = 0; i < path.size(); ++i)
+      std::rotate(slots + static_cast<int64_t>(i), slots + path[i], slots + path[i] + 1);
+  }
   sequence.committed += static_cast<int64_t>(path.size());
   if (sequence.draft == nullptr) return {};
 

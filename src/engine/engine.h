@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -27,12 +28,17 @@ struct EngineOptions {
   int64_t batch = 1;     // requests that are decoded together
   int64_t kv_slots = 0;  // of the pool
   DType kv_dtype = DType::f32;  // f32 or bf16
+  // At a commit; false: accepted rows stay and the request's list of slots changes, as in servers whose pages
+  // hold one slot.
+  bool move_rows = true;
 };
 
 struct Request {
   std::vector<int32_t> prompt;  // not empty
   int64_t max_new_tokens = 0;   // >= 1
   SamplingParams sampling;
+  // Of its trees, where the engine's are more; 0: nothing is drafted for it.
+  int32_t nodes = std::numeric_limits<int32_t>::max();
 };
 
 enum class FinishReason { none, eos, length, context };
@@ -104,10 +110,12 @@ class Engine {
   Status start(Sequence& sequence, const Emit& emit);
   const Sequence* longest_shared_prefix(const Sequence& sequence, int64_t& length) const;
   Status draft();
+  int32_t most_nodes(const Sequence& sequence) const;
   Result<DraftTree> build(const Sequence& sequence, std::span<const float> logits);
   void compile();
   Status round(const Emit& emit);
   Status accept(size_t index, int64_t first_row, const ForwardOutput& out, const Emit& emit);
+  Status move_rows(const Sequence& sequence, int64_t first_row, std::span<const int32_t> path);
   Status commit(Sequence& sequence, int64_t first_row, std::span<const int32_t> path,
                 std::span<const float> features);
   void deliver(Sequence& sequence, std::span<const int32_t> tokens, const Emit& emit);

@@ -1,5 +1,6 @@
 #include "io/bundle.h"
 
+#include <charconv>
 #include <string_view>
 
 #include "io/bundle_check.h"
@@ -12,6 +13,8 @@ namespace {
 constexpr const char* kFormat = "kdtree-bundle";
 constexpr const char* kVersion = "1";
 constexpr std::string_view kProvenance = "provenance.";
+constexpr const char* kLayer = "layer";
+constexpr const char* kModel = "model";
 
 Status read_metadata(const std::map<std::string, std::string>& metadata, Bundle& bundle) {
   const auto value = [&](const char* key) {
@@ -33,10 +36,19 @@ Status read_metadata(const std::map<std::string, std::string>& metadata, Bundle&
   auto scalars = problem_from_json(*problem);
   if (!scalars) return with_context(std::move(scalars).error(), "metadata \"problem\" ");
   bundle.problem.scalars = *scalars;
+  if (const std::string* layer = value(kLayer)) {
+    const char* end = layer->data() + layer->size();
+    const auto [stop, error] = std::from_chars(layer->data(), end, bundle.layer);
+    if (error != std::errc() || stop != end || bundle.layer < 0) {
+      return fail(KDTREE_INVALID_FILE, "metadata \"{}\" is \"{}\", expected a number in 0 .. 2^31 - 1",
+                  kLayer, *layer);
+    }
+  }
+  if (const std::string* model = value(kModel)) bundle.model = *model;
   for (const auto& [key, text] : metadata) {
     if (key.starts_with(kProvenance)) {
       bundle.provenance.emplace(key.substr(kProvenance.size()), text);
-    } else if (key != "format" && key != "version" && key != "problem") {
+    } else if (key != "format" && key != "version" && key != "problem" && key != kLayer && key != kModel) {
       return fail(KDTREE_INVALID_FILE, "metadata \"{}\" is unknown, expected a name that starts with \"{}\"",
                   key, kProvenance);
     }
@@ -48,7 +60,7 @@ Tensor* find_array(Bundle& bundle, const std::string& name) {
   for (const auto& array : problem_arrays()) {
     if (name == array.name) return &(bundle.problem.*array.tensor);
   }
-  for (const auto& array : result_arrays()) {
+  for (const auto& array : bundle_arrays()) {
     if (name == array.name) return &(bundle.*array.tensor);
   }
   return nullptr;
@@ -108,12 +120,16 @@ Status write_bundle(const std::string& path, const Bundle& bundle) {
     const Tensor& tensor = bundle.problem.*array.tensor;
     if (tensor.present()) tensors.emplace(array.name, &tensor);
   }
-  for (const auto& array : result_arrays()) {
+  for (const auto& array : bundle_arrays()) {
     const Tensor& tensor = bundle.*array.tensor;
     if (tensor.present()) tensors.emplace(array.name, &tensor);
   }
   std::map<std::string, std::string> metadata = {
       {"format", kFormat}, {"version", kVersion}, {"problem", problem_to_json(bundle.problem.scalars)}};
+  if (bundle.resumable()) {
+    metadata.emplace(kLayer, fmt::format("{}", bundle.layer));
+    metadata.emplace(kModel, bundle.model);
+  }
   for (const auto& [name, text] : bundle.provenance)
     metadata.emplace(fmt::format("{}{}", kProvenance, name), text);
   return write_safetensors(path, tensors, metadata);

@@ -16,7 +16,24 @@ struct Bundle {
   Tensor target_tokens;  // [T] i32 the target model's token at each row; optional
   Tensor accept_path;    // [b, longest path] i32 local nodes, -1 padded; optional
   Tensor accept_count;   // [b] i32; optional, with accept_path
+  Tensor eos_tokens;     // i32 tokens that end an accepted path; optional
+
+  // What it takes to go on behind the recorded attention, with the model, to the target tokens: all or none,
+  // with the four arrays above and drafts in the pool.
+  int32_t layer = -1;  // whose attention this is; -1: none of this is there
+  std::string model;   // TargetModel::fingerprint()
+  Tensor residual;     // [T, hidden] f32 what the attention block's output is added to
+  Tensor later_kv;  // [layers behind `layer`, kv_slots, latent + rope] as kv; the drafts' rows are not read
+  Tensor temperature;  // [b] f64 how target tokens were sampled (model/sampling.h)
+  Tensor top_k;        // [b] i32
+  Tensor top_p;        // [b] f64
+  Tensor min_p;        // [b] f64
+  Tensor seed;         // [b] u64
+  Tensor request;      // [b] u64 numbers of the requests, which their random numbers depend on
+
   std::map<std::string, std::string> provenance;  // free text: who made it, from what, when
+
+  bool resumable() const { return layer >= 0; }
 };
 
 // A bundle that is read is complete: every array its fields ask for is there, of the right type, at least as

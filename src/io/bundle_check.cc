@@ -1,7 +1,12 @@
 #include "io/bundle_check.h"
 
+#include <algorithm>
 #include <limits>
 #include <optional>
+#include <utility>
+#include <vector>
+
+#include <fmt/ranges.h>
 
 #include "attention/validate.h"
 #include "core/checked.h"
@@ -26,11 +31,20 @@ constexpr ProblemArray kProblemArrays[] = {
     {"lse", &OwnedProblem::lse, &VerifyProblem::lse_dtype},
 };
 
-constexpr ResultArray kResultArrays[] = {
-    {"tokens", &Bundle::tokens},
-    {"target_tokens", &Bundle::target_tokens},
-    {"accept_path", &Bundle::accept_path},
-    {"accept_count", &Bundle::accept_count},
+constexpr BundleArray kBundleArrays[] = {
+    {"tokens", &Bundle::tokens, DType::i32},
+    {"target_tokens", &Bundle::target_tokens, DType::i32},
+    {"accept_path", &Bundle::accept_path, DType::i32},
+    {"accept_count", &Bundle::accept_count, DType::i32},
+    {"eos_tokens", &Bundle::eos_tokens, DType::i32},
+    {"residual", &Bundle::residual, DType::f32, nullptr, true},
+    {"later_kv", &Bundle::later_kv, DType::f32, &VerifyProblem::kv_dtype, true},
+    {"temperature", &Bundle::temperature, DType::f64, nullptr, true},
+    {"top_k", &Bundle::top_k, DType::i32, nullptr, true},
+    {"top_p", &Bundle::top_p, DType::f64, nullptr, true},
+    {"min_p", &Bundle::min_p, DType::f64, nullptr, true},
+    {"seed", &Bundle::seed, DType::u64, nullptr, true},
+    {"request", &Bundle::request, DType::u64, nullptr, true},
 };
 
 Status check_dtype(const char* name, const Tensor& tensor, DType expected) {
@@ -50,8 +64,11 @@ Status check_dtypes(const Bundle& bundle) {
     }
     KDTREE_RETURN_IF_ERROR(check_dtype(array.name, bundle.problem.*array.tensor, expected));
   }
-  for (const auto& array : kResultArrays)
-    KDTREE_RETURN_IF_ERROR(check_dtype(array.name, bundle.*array.tensor, DType::i32));
+  for (const auto& array : kBundleArrays) {
+    const DType expected =
+        array.dtype_field != nullptr ? static_cast<DType>(p.*array.dtype_field) : array.dtype;
+    KDTREE_RETURN_IF_ERROR(check_dtype(array.name, bundle.*array.tensor, expected));
+  }
   return {};
 }
 
@@ -180,14 +197,67 @@ Status check_accept(const Bundle& bundle, const VerifyProblem& p) {
   return {};
 }
 
+Status check_shape(const char* name, const Tensor& tensor, const std::vector<int64_t>& expected) {
+  if (tensor.shape == expected) return {};
+  return fail(KDTREE_INVALID_ARGUMENT, "{} has shape {}, expected {}", name, tensor.shape, expected);
+}
+
+// All or nothing of what it takes to go on behind the attention.
+Status check_resumable(const Bundle& bundle, const VerifyProblem& p) {
+  if (bundle.resumable() == bundle.model.empty()) {
+    return fail(KDTREE_INVALID_ARGUMENT, "metadata \"{}\" is missing, expected layer and model together",
+                bundle.model.empty() ? "model" : "layer");
+  }
+  for (const auto& array : kBundleArrays) {
+    const bool present = (bundle.*array.tensor).present();
+    if (!array.resumes || present == bundle.resumable()) continue;
+    return fail(KDTREE_INVALID_ARGUMENT, "{} is {}, expected {} metadata \"layer\" and \"model\"", array.name,
+                present ? "there" : "missing", present ? "it only with" : "an array with");
+  }
+  if (!bundle.resumable()) return {};
+  const bool hexadecimal = bundle.model.find_first_not_of("0123456789abcdef") == std::string::npos;
+  if (bundle.model.size() != 16 || !hexadecimal) {
+    return fail(KDTREE_INVALID_ARGUMENT, "metadata \"model\" is \"{}\", expected 16 hexadecimal digits",
+                bundle.model);
+  }
+  for (const auto& [name, tensor] :
+       {std::pair("tokens", &bundle.tokens), std::pair("target_tokens", &bundle.target_tokens),
+        std::pair("accept_path", &bundle.accept_path)}) {
+    if (!tensor->present())
+      return fail(KDTREE_INVALID_ARGUMENT, "{} is missing, expected an array with residual", name);
+  }
+  if (p.draft_location != KDTREE_DRAFT_IN_POOL) {
+    return fail(KDTREE_INVALID_ARGUMENT, "draft_location is {}, expected 0 (in the pool) with residual",
+                p.draft_location);
+  }
+  const int64_t rows = total_rows(p);
+  const auto& residual = bundle.residual.shape;
+  KDTREE_RETURN_IF_ERROR(check_shape("residual", bundle.residual, {rows, residual.back()}));
+  const int64_t later = bundle.later_kv.shape[0];
+  KDTREE_RETURN_IF_ERROR(check_shape("later_kv", bundle.later_kv, {later, p.kv_slots, row_width(p)}));
+  for (const auto& array : kBundleArrays) {
+    if (!array.resumes || array.tensor == &Bundle::residual || array.tensor == &Bundle::later_kv) continue;
+    KDTREE_RETURN_IF_ERROR(check_length(array.name, bundle.*array.tensor, p.batch));
+  }
+  // Each row's KV goes to its own slot.
+  std::vector<int64_t> slots(static_cast<size_t>(rows));
+  for (int64_t t = 0; t < rows; ++t)
+    slots[static_cast<size_t>(t)] = draft_slots(p)[t];
+  std::sort(slots.begin(), slots.end());
+  const auto twice = std::adjacent_find(slots.begin(), slots.end());
+  if (twice == slots.end()) return {};
+  return fail(KDTREE_INVALID_ARGUMENT, "draft_slots has slot {} twice, expected distinct slots with residual",
+              *twice);
+}
+
 }  // namespace
 
 std::span<const ProblemArray> problem_arrays() {
   return kProblemArrays;
 }
 
-std::span<const ResultArray> result_arrays() {
-  return kResultArrays;
+std::span<const BundleArray> bundle_arrays() {
+  return kBundleArrays;
 }
 
 Status check_bundle(const Bundle& bundle) {
@@ -199,7 +269,8 @@ Status check_bundle(const Bundle& bundle) {
   KDTREE_RETURN_IF_ERROR(validate_fields(p));
   KDTREE_RETURN_IF_ERROR(check_lengths(bundle, p));
   KDTREE_RETURN_IF_ERROR(validate_contents(p));
-  return check_accept(bundle, p);
+  KDTREE_RETURN_IF_ERROR(check_accept(bundle, p));
+  return check_resumable(bundle, p);
 }
 
 }  // namespace kdtree

@@ -15,11 +15,15 @@ struct ProblemArray {
 };
 std::span<const ProblemArray> problem_arrays();
 
-struct ResultArray {
+// Those that are not the problem's own.
+struct BundleArray {
   const char* name;
-  Tensor Bundle::*tensor;  // i32
+  Tensor Bundle::*tensor;
+  DType dtype;
+  int32_t VerifyProblem::*dtype_field = nullptr;  // if not null, this instead
+  bool resumes = false;                           // is there when bundle.resumable()
 };
-std::span<const ResultArray> result_arrays();
+std::span<const BundleArray> bundle_arrays();
 
 // Order matters: what an array's length depends on is checked before it is read. Errors: those of
 // validate_fields and validate_contents; KDTREE_INVALID_ARGUMENT naming the array.

@@ -5,6 +5,7 @@
 #include "attention/backend.h"
 #include "core/parallel.h"
 #include "core/scratch.h"
+#include "io/mapped_file.h"
 #include "model/ops.h"
 
 namespace kdtree {
@@ -58,6 +59,7 @@ TargetModel::~TargetModel() = default;
 
 Result<TargetModel> TargetModel::load(const std::string& folder) {
   TargetModel model;
+  model.folder_ = folder;
   auto config = read_model_config(folder);
   KDTREE_RETURN_IF_ERROR(config);
   model.config_ = *std::move(config);
@@ -184,12 +186,48 @@ void TargetModel::head(std::span<const float> hidden, int64_t rows, float* logit
 Result<ForwardOutput> TargetModel::forward(const ForwardBatch& batch, KvPool& pool) {
   KDTREE_RETURN_IF_ERROR(check(batch));
   prepare(batch);
+  embed(batch.tokens, scratch_->hidden.data());
+  KDTREE_RETURN_IF_ERROR(attend(batch, 0, pool));
+  return finish(batch, 0, pool);
+}
+
+Result<std::span<const float>> TargetModel::resume(const ForwardBatch& batch, KvPool& pool, int64_t layer,
+                                                   std::span<const float> residual,
+                                                   std::span<const float> attended) {
+  if (layer < 0 || layer >= config_.layers) {
+    return fail(KDTREE_INVALID_ARGUMENT, "layer is {}, expected 0 .. {}", layer, config_.layers - 1);
+  }
+  const auto rows = static_cast<size_t>(batch.rows());
+  const auto check_width = [rows](const char* name, std::span<const float> values, int64_t width) -> Status {
+    if (values.size() == rows * static_cast<size_t>(width)) return {};
+    return fail(KDTREE_INVALID_ARGUMENT, "{} has {} elements, expected {} rows of {}", name, values.size(),
+                rows, width);
+  };
+  KDTREE_RETURN_IF_ERROR(check_width("residual", residual, config_.hidden_size));
+  KDTREE_RETURN_IF_ERROR(check_width("attended", attended, config_.heads * config_.latent_dim));
+  prepare(batch);
+  std::copy(residual.begin(), residual.end(), scratch_->hidden.begin());
+  std::copy(attended.begin(), attended.end(), scratch_->attended.begin());
+  const auto out = finish(batch, layer, pool);
+  KDTREE_RETURN_IF_ERROR(out);
+  return out->logits;
+}
+
+Result<std::string> TargetModel::fingerprint() const {
+  const std::string path = folder_ + "/config.json";
+  const auto config = MappedFile::open(path);
+  KDTREE_RETURN_IF_ERROR(config);
+  return fmt::format("{:016x}", weights_.hash(fnv1a(config->bytes())));
+}
+
+// Everything behind the attention of the first layer, which has filled `attended`.
+Result<ForwardOutput> TargetModel::finish(const ForwardBatch& batch, int64_t first_layer, KvPool& pool) {
   Scratch& s = *scratch_;
   const int64_t rows = batch.rows();
   const int64_t hidden = config_.hidden_size;
-  embed(batch.tokens, s.hidden.data());
-  for (int64_t i = 0; i < config_.layers; ++i) {
-    KDTREE_RETURN_IF_ERROR(attention(batch, i, pool));
+  for (int64_t i = first_layer; i < config_.layers; ++i) {
+    if (i > first_layer) KDTREE_RETURN_IF_ERROR(attend(batch, i, pool));
+    add_attention(rows, layers_[static_cast<size_t>(i)]);
     feed_forward(rows, layers_[static_cast<size_t>(i)]);
     for (size_t f = 0; f < feature_layers_.size(); ++f) {
       if (feature_layers_[f] != i) continue;
@@ -254,13 +292,15 @@ void TargetModel::prepare(const ForwardBatch& batch) {
   }
 }
 
-Status TargetModel::attention(const ForwardBatch& batch, int64_t index, KvPool& pool) {
+Status TargetModel::attend(const ForwardBatch& batch, int64_t index, KvPool& pool) {
+  project(batch, layers_[static_cast<size_t>(index)], index, pool);
+  return verify(batch, index, pool);
+}
+
+// What the heads attended to, through values and output projection, into the residual.
+void TargetModel::add_attention(int64_t rows, const Layer& layer) {
   const ModelConfig& c = config_;
-  const Layer& layer = layers_[static_cast<size_t>(index)];
-  const int64_t rows = batch.rows();
   Scratch& s = *scratch_;
-  project(batch, layer, index, pool);
-  KDTREE_RETURN_IF_ERROR(verify(batch, index, pool));
   s.tasks.clear();
   for (int64_t h = 0; h < c.heads; ++h) {
     const Matrix uv = layer.kv_b.slice(h * (c.nope_dim + c.value_dim) + c.nope_dim, c.value_dim);
@@ -273,7 +313,6 @@ Status TargetModel::attention(const ForwardBatch& batch, int64_t index, KvPool& 
   linear(out);
   for (int64_t i = 0; i < rows * c.hidden_size; ++i)
     s.hidden[static_cast<size_t>(i)] += s.update[static_cast<size_t>(i)];
-  return {};
 }
 
 // The rows' absorbed queries (each head's nope part times the keys' half of kv_b), and their KV into the
@@ -359,7 +398,9 @@ Status TargetModel::verify(const ForwardBatch& batch, int64_t index, KvPool& poo
   size_t room = s.workspace.size();
   std::align(kdtree::Scratch::kAlignment, 1, base, room);
   KDTREE_RETURN_IF_ERROR(run_verify(p, base, room, nullptr));
-  return verify_hook_ ? verify_hook_(index, p) : Status();
+  if (!verify_hook_) return {};
+  return verify_hook_(index, p,
+                      std::span(s.hidden).first(static_cast<size_t>(batch.rows() * config_.hidden_size)));
 }
 
 void TargetModel::feed_forward(int64_t rows, const Layer& layer) {

@@ -52,12 +52,25 @@ class TargetModel {
   // The layers whose outputs forward() returns as features, each in [0, layers).
   void set_feature_layers(std::vector<int64_t> layers);
   // Called for every layer, after its attention, with the arrays in place; an error ends the forward pass.
-  using VerifyHook = std::function<Status(int64_t layer, const VerifyProblem& problem)>;
+  // `residual` [T, hidden] is what the attention block's output is about to be added to.
+  using VerifyHook =
+      std::function<Status(int64_t layer, const VerifyProblem& problem, std::span<const float> residual)>;
   void set_verify_hook(VerifyHook hook);
 
   // Writes the rows' KV into the pool and computes them. Errors: KDTREE_INVALID_ARGUMENT naming the row of a
   // token that the vocabulary does not have; those of the verify kernel.
   Result<ForwardOutput> forward(const ForwardBatch& batch, KvPool& pool);
+
+  // The rest of a forward pass behind the attention of `layer`, which gave `attended` [T, heads, latent],
+  // with the residual of that moment; the pool has the prefixes of the layers behind it. Returns logits
+  // [logit_rows, vocab], those of forward() bit for bit where the arguments are. Tokens are not read. Errors:
+  // KDTREE_INVALID_ARGUMENT for a layer that the model does not have, or arrays of another length.
+  Result<std::span<const float>> resume(const ForwardBatch& batch, KvPool& pool, int64_t layer,
+                                        std::span<const float> residual, std::span<const float> attended);
+
+  // 16 hexadecimal digits that tell this checkpoint from others: a hash of config.json and of every weight's
+  // name, shape and bytes. Reads them all.
+  Result<std::string> fingerprint() const;
 
   // What a drafter borrows: the embedding of tokens [n, hidden], and the head's logits [rows, vocab] of
   // hidden states [rows, hidden] that its own norm has passed.
@@ -74,11 +87,14 @@ class TargetModel {
   Status load_mlp(const std::string& prefix, int64_t intermediate, Mlp& mlp);
   Status check(const ForwardBatch& batch) const;
   void prepare(const ForwardBatch& batch);
-  Status attention(const ForwardBatch& batch, int64_t index, KvPool& pool);
+  Result<ForwardOutput> finish(const ForwardBatch& batch, int64_t first_layer, KvPool& pool);
+  Status attend(const ForwardBatch& batch, int64_t index, KvPool& pool);
+  void add_attention(int64_t rows, const Layer& layer);
   void project(const ForwardBatch& batch, const Layer& layer, int64_t index, KvPool& pool);
   Status verify(const ForwardBatch& batch, int64_t index, KvPool& pool);
   void feed_forward(int64_t rows, const Layer& layer);
 
+  std::string folder_;
   ModelConfig config_;
   Weights weights_;
   Matrix embedding_;  // [vocab, hidden]

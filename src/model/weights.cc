@@ -28,6 +28,12 @@ Result<std::map<std::string, std::string>> read_index(const std::string& path) {
 
 }  // namespace
 
+uint64_t fnv1a(std::span<const std::byte> bytes, uint64_t seed) {
+  for (const std::byte byte : bytes)
+    seed = (seed ^ std::to_integer<uint64_t>(byte)) * 1099511628211u;
+  return seed;
+}
+
 Result<Weights> Weights::open(const std::string& folder) {
   Weights weights;
   weights.folder_ = folder;
@@ -65,6 +71,14 @@ Result<Weights> Weights::open(const std::string& folder) {
     weights.tensors_[tensor] = view;  // whatever other shards hold under that name
   }
   return weights;
+}
+
+uint64_t Weights::hash(uint64_t seed) const {
+  for (const auto& [name, view] : tensors_) {
+    const std::string what = fmt::format("{} {} {}", name, dtype_name(view->dtype), view->shape);
+    seed = fnv1a(view->bytes, fnv1a(std::as_bytes(std::span(what)), seed));
+  }
+  return seed;
 }
 
 const TensorView* Weights::find(const std::string& name) const {

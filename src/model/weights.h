@@ -1,8 +1,10 @@
 // The weights of a checkpoint folder: model.safetensors, or shards listed in model.safetensors.index.json.
 #pragma once
 
+#include <cstddef>
 #include <deque>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -11,6 +13,9 @@
 #include "model/ops.h"
 
 namespace kdtree {
+
+// FNV-1a over 64 bits, going on from an earlier hash: it tells files apart that nobody made to collide.
+uint64_t fnv1a(std::span<const std::byte> bytes, uint64_t seed = 14695981039346656037u);
 
 // The files stay mapped while the object lives, and matrices point into them.
 class Weights {
@@ -26,6 +31,8 @@ class Weights {
   Result<std::vector<float>> vector(const std::string& name, int64_t n) const;
 
   int64_t bytes() const { return bytes_; }  // of all files
+  // Of every tensor's name, type, shape and bytes, whichever files they are in; goes on from `seed`.
+  uint64_t hash(uint64_t seed) const;
 
  private:
   const TensorView* find(const std::string& name) const;

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "io/bundle.h"
 #include "tests/cli/command.h"
 #include "tests/model/byte_tokenizer.h"
 #include "tests/model/golden.h"
@@ -149,17 +150,151 @@ TEST(Generate, NamesFromFilesDoNotDriveTheTerminal) {
   EXPECT_EQ(outcome.err.find('\x1b'), std::string::npos) << outcome.err;
 }
 
+// Captures one bundle and returns its path.
+std::string capture(const TemporaryDirectory& folder, const std::string& name, const Arguments& more) {
+  Arguments all = {"--input-ids", "5,17,3,60", "--most", "1", "--out", folder.file(name)};
+  all.insert(all.end(), more.begin(), more.end());
+  const Outcome outcome = run(with_models("capture", all));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  return outcome.out.substr(0, outcome.out.find(':'));
+}
+
+Bundle load(const std::string& path) {
+  auto bundle = read_bundle(path);
+  EXPECT_TRUE(bundle) << bundle.error().message;
+  return *std::move(bundle);
+}
+
 TEST(Capture, BundlesPassVerification) {
   const TemporaryDirectory folder;
   const Outcome outcome = run(with_models("capture", {"--input-ids", "5,17,3,60", "--nodes", "8", "--layer",
                                                       "1", "--most", "2", "--out", folder.file("steps")}));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  const Outcome verified = run({"verify", folder.file("steps")});
+  EXPECT_NE(outcome.out.find("00-layer-01.safetensors: 1 request, 9 rows, 13 KV rows, accept length 1\n"),
+            std::string::npos)
+      << outcome.out;
+  const Outcome verified = run({"verify", folder.file("steps"), "--model", golden("q_lora")});
   EXPECT_EQ(verified.code, 0) << verified.err;
-  EXPECT_NE(verified.out.find("2 of 2 bundles pass"), std::string::npos) << verified.out;
+  EXPECT_NE(verified.out.find("2 of 2 bundles pass, 2 token-exact\n"), std::string::npos) << verified.out;
+  EXPECT_NE(verified.out.find(
+                "token-exact yes: 9 of 9 rows, 1 of 1 requests, accepted paths equal; smallest top-two gap "),
+            std::string::npos)
+      << verified.out;
+  const Outcome without = run({"verify", folder.file("steps")});
+  EXPECT_EQ(without.code, 0);
+  EXPECT_NE(without.out.find("  tokens            not checked (give --model)\n"), std::string::npos)
+      << without.out;
+  EXPECT_NE(without.out.find("2 of 2 bundles pass\n"), std::string::npos) << without.out;
   expect_error(run(with_models("capture", {"--input-ids", "1", "--nodes", "8", "--layer", "4", "--out",
                                            folder.file("x")})),
                2, "--layer: 4, expected at most 3");
+  expect_error(run(with_models("capture", {"--input-ids", "1", "--nodes", "8", "--max-new", "3",
+                                           "--from-round", "9", "--out", folder.file("x")})),
+               2, "--max-new: 3, --from-round: 9, and no such round");
+}
+
+TEST(Capture, RecordsWhatItsOptionsSay) {
+  const TemporaryDirectory folder;
+  const auto options = [](const std::string& dtype) -> Arguments {
+    return {"--input-ids", "1,2",     "--input-ids",  "9,8,7",      "--nodes",   "0,4,9",         "--batch",
+            "3",           "--dtype", dtype,          "--kv-dtype", "bf16",      "--layer",       "0",
+            "--seed",      "5",       "--from-round", "3",          "--scatter", "--temperature", "0.8"};
+  };
+  const std::string path = capture(folder, "a", options("bf16"));
+  EXPECT_EQ(path, folder.file("a/round-0003-layer-00.safetensors"));
+  const Bundle bundle = load(path);
+  EXPECT_EQ(bundle.problem.q.dtype, DType::bf16);
+  EXPECT_EQ(bundle.problem.kv.dtype, DType::bf16);
+  EXPECT_EQ(bundle.problem.out.dtype, DType::bf16);
+  EXPECT_EQ(bundle.later_kv.shape[0], 3);
+  const auto rows = bundle.problem.qo_indptr.as<int32_t>();
+  EXPECT_EQ(std::vector<int32_t>(rows.begin(), rows.end()), (std::vector<int32_t>{0, 1, 6, 16}));
+  EXPECT_EQ(bundle.temperature.as<double>()[2], 0.8);
+  EXPECT_EQ(bundle.seed.as<uint64_t>()[2], 5u);
+  EXPECT_EQ(bundle.request.as<uint64_t>()[2], 2u);
+  EXPECT_EQ(bundle.provenance.at("round"), "3");
+  EXPECT_EQ(bundle.provenance.at("model"), golden("q_lora"));
+  EXPECT_EQ(bundle.provenance.at("slots"), "accepted rows stayed where they were verified");
+  EXPECT_EQ(bundle.eos_tokens.as<int32_t>()[0], 1);
+  EXPECT_EQ(read_file(capture(folder, "b", options("bf16"))), read_file(path)) << "the same bytes each time";
+
+  // In bf16 a drawn token may turn over; in f32 none does.
+  const Outcome outcome = run({"verify", capture(folder, "c", options("f32")), "--model", golden("q_lora"),
+                               "--backend", "oracle", "--backend", "cpu", "--json"});
+  EXPECT_EQ(outcome.code, 0) << outcome.out;
+  const Json json = Json::parse(outcome.out)["bundles"][0];
+  EXPECT_FALSE(json.contains("tokens"));
+  ASSERT_EQ(json["backends"].size(), 3u);
+  for (const Json& backend : json["backends"]) {
+    EXPECT_EQ(backend["tokens"]["exact"], true) << backend;
+    EXPECT_EQ(backend["tokens"]["exact_rows"], 16);
+    EXPECT_EQ(backend["tokens"]["exact_requests"], 3);
+    EXPECT_FALSE(backend["tokens"].contains("smallest_gap")) << "sampled";
+  }
+  expect_error(run(with_models("capture", {"--input-ids", "1", "--nodes", "8,9", "--out", folder.file("x")})),
+               2, "--nodes: 2 values, expected 1 or one for each of 1 prompts");
+}
+
+TEST(Verify, TokensOfATamperedAttentionAreNotExact) {
+  const TemporaryDirectory folder;
+  const std::string path = capture(folder, "a", {"--nodes", "8"});
+  // Queries: every backend is right about them, and the model says something else.
+  Bundle bundle = load(path);
+  const Bundle recorded = bundle;
+  for (int64_t i = 0; i < bundle.problem.q.size(); ++i)
+    bundle.problem.q.set(i, -40.0 * bundle.problem.q.value(i));
+  bundle.problem.out = {};
+  ASSERT_TRUE(write_bundle(path, bundle));
+  const Arguments verify = {"verify", path, "--model", golden("q_lora"), "--show", "2"};
+  Outcome outcome = run(verify);
+  EXPECT_EQ(outcome.code, 1) << outcome.out;
+  EXPECT_NE(outcome.out.find("cpu               pass"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("    token-exact NO: "), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("; top-two gap "), std::string::npos) << outcome.out;
+  EXPECT_EQ(run({"verify", path}).code, 0) << "nothing else is wrong with it";
+
+  // The recorded output of node 4.
+  bundle = recorded;
+  const int64_t width = bundle.problem.out.size() / bundle.tokens.size();
+  for (int64_t i = 4 * width; i < 5 * width; ++i)
+    bundle.problem.out.set(i, -50.0 * bundle.problem.out.value(i));
+  ASSERT_TRUE(write_bundle(path, bundle));
+  Arguments json = verify;
+  json.push_back("--json");
+  outcome = run(json);
+  EXPECT_EQ(outcome.code, 1);
+  const Json backends = Json::parse(outcome.out)["bundles"][0]["backends"];
+  EXPECT_EQ(backends[0]["tokens"]["exact"], true);
+  EXPECT_EQ(backends[1]["name"], "recorded");
+  EXPECT_EQ(backends[1]["tokens"]["exact"], false);
+  EXPECT_EQ(backends[1]["tokens"]["exact_rows"], 8);
+  EXPECT_EQ(backends[1]["tokens"]["mismatches"][0]["node"], 4);
+  EXPECT_EQ(run({"verify", path, "--model", golden("q_lora"), "--tolerance", "1000"}).code, 1)
+      << "tokens have no tolerance";
+
+  // Recorded tokens that the model does not say; the root's decides the path too.
+  bundle = recorded;
+  bundle.target_tokens.as<int32_t>()[0] ^= 1;
+  ASSERT_TRUE(write_bundle(path, bundle));
+  EXPECT_EQ(run(verify).code, 1);
+}
+
+TEST(Verify, OnlyTheRecordedModelChecksTokens) {
+  const TemporaryDirectory folder;
+  const std::string path = capture(folder, "a", {"--nodes", "8"});
+  const Bundle bundle = load(path);
+  const Outcome wrong = run({"verify", path, "--model", golden("dense")});
+  expect_error(wrong, 2, path + ": metadata \"model\" is " + bundle.model + ", expected ");
+  expect_error(run({"verify", path, "--model", "nowhere"}), 3, "--model: nowhere/config.json");
+  const std::string other = folder.file("other.safetensors");
+  ASSERT_EQ(run({"make-case", "--prefix", "5", "--nodes", "3", other}).code, 0);
+  const Outcome outcome = run({"verify", path, other, "--model", golden("q_lora")});
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_NE(
+      outcome.out.find("  tokens            not checked (the bundle does not hold what follows its layer)"),
+      std::string::npos)
+      << outcome.out;
+  EXPECT_NE(outcome.out.find("2 of 2 bundles pass, 1 token-exact\n"), std::string::npos) << outcome.out;
 }
 
 TEST(Tune, KeepsCostsForGenerate) {

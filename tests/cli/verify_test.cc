@@ -163,6 +163,27 @@ TEST(Verify, WalksTheAcceptanceAgain) {
       << outcome.out;
 }
 
+TEST(Verify, AcceptedPathsEndWithTheText) {
+  const TemporaryDirectory folder;
+  const std::string path = make_case(folder, "a.safetensors", {"--shape", "chain"});
+  Bundle bundle = load(path);
+  for (size_t node = 0; node < 8; ++node)
+    bundle.target_tokens.as<int32_t>()[node] = bundle.tokens.as<int32_t>()[node + 1];
+  bundle.eos_tokens = Tensor(DType::i32, {1});
+  bundle.eos_tokens.as<int32_t>()[0] = bundle.tokens.as<int32_t>()[3];
+  bundle.accept_path = Tensor(DType::i32, {2, 3});
+  bundle.accept_path.as<int32_t>()[1] = 1;
+  bundle.accept_path.as<int32_t>()[2] = 2;
+  bundle.accept_count.as<int32_t>()[0] = 3;
+  bundle.target_tokens.as<int32_t>()[9] = 1 << 30;
+  bundle.accept_count.as<int32_t>()[1] = 1;
+  save(path, bundle);
+  EXPECT_EQ(run({"verify", path}).code, 0);
+  bundle.eos_tokens = {};
+  save(path, bundle);
+  EXPECT_EQ(run({"verify", path}).code, 1) << "without it the path goes on";
+}
+
 TEST(Verify, ShowLimitsTheRows) {
   const TemporaryDirectory folder;
   const std::string path = make_case(folder, "a.safetensors");
@@ -173,6 +194,20 @@ TEST(Verify, ShowLimitsTheRows) {
   const std::string text = run({"verify", path, "--show", "2"}).out;
   EXPECT_NE(text.find("52 of 52 rows differ"), std::string::npos) << text;
   EXPECT_NE(text.find("and 50 more"), std::string::npos) << text;
+}
+
+TEST(Verify, ShippedBundlesAreTokenExact) {
+  const std::string root = KDTREE_SOURCE_DIR;
+  const Outcome outcome =
+      run({"verify", root + "/bundles", "--model", root + "/models/tiny/target", "--json"});
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  const Json json = Json::parse(outcome.out);
+  ASSERT_EQ(json["bundles"].size(), 6u);
+  for (const Json& bundle : json["bundles"]) {
+    ASSERT_EQ(bundle["backends"].size(), 2u);
+    for (const Json& backend : bundle["backends"])
+      EXPECT_EQ(backend["tokens"]["exact"], true) << bundle["file"];
+  }
 }
 
 TEST(Verify, AnEmptySelectionIsAnError) {

@@ -58,6 +58,35 @@ TEST(Engine, StopsAtTheLengthAskedForWhereverAPathWouldEnd) {
   }
 }
 
+TEST(Engine, RequestsHaveNodesOfTheirOwn) {
+  TargetModel target = load_target("dense");
+  const auto tokens = plain_tokens(target, kPrompt, 20);
+  PlantedDrafter drafter = sure_drafter(target, joined(kPrompt, tokens));
+  for (const DecodeMode mode : {DecodeMode::chain, DecodeMode::tree}) {
+    auto engine = Engine::create(target, &drafter, {.mode = mode, .nodes = 6, .batch = 4, .kv_slots = 200});
+    ASSERT_TRUE(engine) << engine.error().message;
+    for (const int32_t nodes : {0, 1, 4, 1000})
+      ASSERT_TRUE(engine->submit({kPrompt, 20, {}, nodes}));
+    const auto bad = engine->submit({kPrompt, 20, {}, -1});
+    ASSERT_FALSE(bad);
+    EXPECT_EQ(bad.error().message, "nodes is -1, expected at least 0");
+    std::vector<int32_t> sizes;
+    engine->watch([&](const RoundView& round) { sizes.push_back(static_cast<int32_t>(round.tree.size())); });
+    std::vector<std::vector<int32_t>> out(4);
+    while (!engine->idle()) {
+      ASSERT_TRUE(engine->step([&](const Emission& e) {
+        auto& own = out[static_cast<size_t>(e.request)];
+        own.insert(own.end(), e.tokens.begin(), e.tokens.end());
+        return true;
+      }));
+    }
+    sizes.resize(4);  // of the first round
+    EXPECT_EQ(sizes, (std::vector<int32_t>{1, 2, 5, 7}));
+    for (const auto& text : out)
+      EXPECT_EQ(text, tokens);
+  }
+}
+
 TEST(Engine, StopsWhereTheContextIsFull) {
   const CheckpointCopy copy("dense");
   copy.edit("config.json", [](nlohmann::json& json) { json["max_position_embeddings"] = 15; });

@@ -129,6 +129,25 @@ TEST(Lossless, WithNodesChosenRoundByRoundToo) {
   }
 }
 
+// Accepted rows that stay where they were verified, beside requests that share their prefixes.
+TEST(Lossless, WithSlotsOutOfOrderToo) {
+  TargetModel target = load_target("q_lora");
+  const auto requests = random_requests(target.config(), 20, 30, {.temperature = 0.9, .seed = 9}, 13);
+  const auto plain = generate(target, nullptr, {.batch = 1}, requests);
+  ASSERT_TRUE(plain) << plain.error().message;
+  PlantedDrafter drafter(sequences(requests, *plain), target.config().vocab_size, 7, 0.6);
+  for (const int64_t batch : {1, 4}) {
+    for (const int32_t nodes : {3, 16, 64}) {
+      const auto drafted =
+          generate(target, &drafter,
+                   {.mode = DecodeMode::tree, .nodes = nodes, .batch = batch, .move_rows = false}, requests);
+      ASSERT_TRUE(drafted) << drafted.error().message;
+      expect_same(*drafted, *plain, fmt::format("{} nodes, batch {}", nodes, batch));
+      EXPECT_GT(drafted->stats.mean_accept_length(), 1.2);
+    }
+  }
+}
+
 // The drafter that ships: random weights, so it is hardly ever right, but everything of it runs.
 TEST(Lossless, WithADflashDrafterToo) {
   TargetModel target = load_target("q_lora");

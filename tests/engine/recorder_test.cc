@@ -31,25 +31,28 @@ TEST(BundleRecorder, BundlesReplayTheRound) {
   ASSERT_TRUE(engine) << engine.error().message;
   const TemporaryDirectory folder;
   std::vector<std::string> files;
-  BundleRecorder recorder(*engine, {.layer = 2, .every = 2, .most = 2, .provenance = {{"test", "yes"}}},
-                          [&](int64_t round, const Bundle& bundle) {
-                            EXPECT_EQ(round % 2, 0);
-                            files.push_back(folder.file(std::to_string(round)));
-                            return write_bundle(files.back(), bundle);
-                          });
+  const auto recorder = BundleRecorder::create(
+      *engine, target, {.layer = 2, .from = 1, .every = 2, .most = 2, .provenance = {{"test", "yes"}}},
+      [&](int64_t round, const Bundle& bundle) {
+        EXPECT_EQ(round % 2, 1);
+        EXPECT_EQ(bundle.provenance.at("round"), std::to_string(round));
+        files.push_back(folder.file(std::to_string(round)));
+        return write_bundle(files.back(), bundle);
+      });
+  ASSERT_TRUE(recorder) << recorder.error().message;
   for (const Request& request : requests)
     ASSERT_TRUE(engine->submit(request));
   std::vector<std::vector<int32_t>> emitted(2);
   std::vector<std::vector<int32_t>> expected;  // emitted by the recorded rounds
-  while (!engine->idle() && recorder.recorded() < 2) {
-    const int64_t before = recorder.recorded();
+  while (!engine->idle() && (*recorder)->recorded() < 2) {
+    const int64_t before = (*recorder)->recorded();
     std::vector<std::vector<int32_t>> round(2);
     ASSERT_TRUE(engine->step([&](const Emission& e) {
       round[static_cast<size_t>(e.request)].assign(e.tokens.begin(), e.tokens.end());
       return true;
     }));
-    ASSERT_TRUE(recorder.status()) << recorder.status().error().message;
-    if (recorder.recorded() > before) expected.insert(expected.end(), round.begin(), round.end());
+    ASSERT_TRUE((*recorder)->status()) << (*recorder)->status().error().message;
+    if ((*recorder)->recorded() > before) expected.insert(expected.end(), round.begin(), round.end());
   }
   ASSERT_EQ(files.size(), 2u);
   size_t next = 0;

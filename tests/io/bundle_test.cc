@@ -18,7 +18,25 @@
 namespace kdtree {
 namespace {
 
-// Two requests with every optional array.
+// Of a layer with two behind it, in a model whose hidden size is 6.
+void add_what_follows(Bundle& bundle) {
+  const VerifyProblem& p = bundle.problem.scalars;
+  bundle.layer = 3;
+  bundle.model = "0123456789abcdef";
+  bundle.residual = Tensor(DType::f32, {7, 6});
+  bundle.later_kv = Tensor(DType::bf16, {2, p.kv_slots, 32});
+  bundle.temperature = bundle.top_p = bundle.min_p = Tensor(DType::f64, {2});
+  bundle.top_k = Tensor(DType::i32, {2});
+  bundle.seed = bundle.request = Tensor(DType::u64, {2});
+  int byte = 0;
+  for (Tensor* tensor :
+       {&bundle.residual, &bundle.later_kv, &bundle.temperature, &bundle.top_k, &bundle.seed}) {
+    for (std::byte& to : tensor->bytes)
+      to = static_cast<std::byte>(byte++ % 64);
+  }
+}
+
+// Two requests with every optional array that there is room for.
 Bundle make_bundle(int32_t tree_encoding = KDTREE_TREE_PARENTS,
                    int32_t draft_location = KDTREE_DRAFT_IN_POOL) {
   CaseSpec spec;
@@ -43,7 +61,9 @@ Bundle make_bundle(int32_t tree_encoding = KDTREE_TREE_PARENTS,
   bundle.accept_path = Tensor::from<int32_t>(DType::i32, std::vector<int32_t>{0, -1, 0, 1});
   bundle.accept_path.shape = {2, 2};
   bundle.accept_count = Tensor::from<int32_t>(DType::i32, std::vector<int32_t>{1, 2});
+  bundle.eos_tokens = Tensor::from<int32_t>(DType::i32, std::vector<int32_t>{1, 5});
   bundle.provenance = {{"source", "bundle_test"}, {"made by", "é"}};
+  if (draft_location == KDTREE_DRAFT_IN_POOL) add_what_follows(bundle);
   return bundle;
 }
 
@@ -107,9 +127,11 @@ TEST_P(BundleRoundTrip, EveryArrayAndField) {
   ASSERT_TRUE(read.has_value()) << read.error().message;
   for (const auto& array : problem_arrays())
     expect_same(array.name, written.problem.*array.tensor, read->problem.*array.tensor);
-  for (const auto& array : result_arrays())
+  for (const auto& array : bundle_arrays())
     expect_same(array.name, written.*array.tensor, (*read).*array.tensor);
   EXPECT_EQ(read->provenance, written.provenance);
+  EXPECT_EQ(read->layer, written.layer);
+  EXPECT_EQ(read->model, written.model);
   // All scalar fields, but the two that are not the problem's.
   VerifyProblem expected = written.problem.scalars;
   expected.backend = KDTREE_BACKEND_AUTO;
@@ -290,7 +312,8 @@ TEST(Bundle, ShortArrays) {
       }
       const Parts whole(bundle);
       for (const auto& [name, tensor] : whole.tensors) {
-        if (name == "accept_path") continue;
+        if (name == "accept_path" || name == "eos_tokens" || name == "residual" || name == "later_kv")
+          continue;
         Parts cut = whole;
         const int64_t elements = tensor.size();
         Tensor& shorter = cut.tensors[name];
@@ -360,6 +383,100 @@ TEST(Bundle, AcceptedPaths) {
     parts.set_i32("accept_path", 3, node);
     parts.expect_invalid(fmt::format("accept_path: request 1 has node {}, expected 0 .. 3", node));
   }
+}
+
+TEST(Bundle, WhatFollowsTheLayerIsThereOrNot) {
+  for (const char* name :
+       {"residual", "later_kv", "temperature", "top_k", "top_p", "min_p", "seed", "request"}) {
+    Parts parts;
+    parts.tensors.erase(name);
+    parts.expect_invalid(
+        fmt::format("{} is missing, expected an array with metadata \"layer\" and \"model\"", name));
+    Parts stray;
+    stray.metadata.erase("layer");
+    stray.metadata.erase("model");
+    for (const auto& array : bundle_arrays()) {
+      if (array.resumes && std::string(array.name) != name) stray.tensors.erase(array.name);
+    }
+    stray.expect_invalid(
+        fmt::format("{} is there, expected it only with metadata \"layer\" and \"model\"", name));
+  }
+  for (const char* name : {"tokens", "target_tokens"}) {
+    Parts parts;
+    parts.tensors.erase(name);
+    parts.expect_invalid(std::string(name) + " is missing, expected an array with residual");
+  }
+  Parts path;
+  path.tensors.erase("accept_path");
+  path.tensors.erase("accept_count");
+  path.expect_invalid("accept_path is missing, expected an array with residual");
+  for (const char* key : {"layer", "model"}) {
+    Parts parts;
+    parts.metadata.erase(key);
+    parts.expect_invalid(fmt::format("metadata \"{}\" is missing, expected layer and model together", key));
+  }
+  Parts none;
+  none.metadata.erase("layer");
+  none.metadata.erase("model");
+  for (const auto& array : bundle_arrays()) {
+    if (array.resumes) none.tensors.erase(array.name);
+  }
+  const auto read = none.read();
+  ASSERT_TRUE(read.has_value()) << read.error().message;
+  EXPECT_FALSE(read->resumable());
+  EXPECT_TRUE(Parts().read()->resumable());
+}
+
+TEST(Bundle, WhatFollowsTheLayerFits) {
+  for (const char* layer : {"", "-1", "3x", "0x3", "2147483648"}) {
+    Parts parts;
+    parts.metadata["layer"] = layer;
+    parts.expect_invalid(
+        fmt::format("metadata \"layer\" is \"{}\", expected a number in 0 .. 2^31 - 1", layer));
+  }
+  for (const char* model : {"0123456789abcde", "0123456789abcdeF", "0123456789abcdef0"}) {
+    Parts parts;
+    parts.metadata["model"] = model;
+    parts.expect_invalid(fmt::format("metadata \"model\" is \"{}\", expected 16 hexadecimal digits", model));
+  }
+  const auto with_shape = [](const char* name, std::vector<int64_t> shape, const std::string& message) {
+    Parts parts;
+    parts.tensors[name] = Tensor(parts.tensors[name].dtype, std::move(shape));
+    parts.expect_invalid(message);
+  };
+  with_shape("residual", {42}, "residual has shape [42], expected [7, 42]");
+  with_shape("residual", {6, 6}, "residual has shape [6, 6], expected [7, 6]");
+  with_shape("residual", {7, 6, 1}, "residual has shape [7, 6, 1], expected [7, 1]");
+  const int64_t slots = make_bundle().problem.scalars.kv_slots;
+  with_shape("later_kv", {2, slots},
+             fmt::format("later_kv has shape [2, {}], expected [2, {}, 32]", slots, slots));
+  with_shape("later_kv", {2, slots - 1, 32},
+             fmt::format("later_kv has shape [2, {}, 32], expected [2, {}, 32]", slots - 1, slots));
+  with_shape("later_kv", {2, slots, 16},
+             fmt::format("later_kv has shape [2, {}, 16], expected [2, {}, 32]", slots, slots));
+  with_shape("seed", {1}, "seed has 1 elements, expected at least 2");
+  Parts type;
+  type.tensors["later_kv"] = Tensor(DType::f32, type.tensors["later_kv"].shape);
+  type.expect_invalid("later_kv is f32, expected bf16");
+  Parts words;
+  words.tensors["seed"] = Tensor(DType::i64, {2});
+  words.expect_invalid("seed is i64, expected u64");
+  Parts twice;
+  const int32_t slot = twice.tensors["draft_slots"].as<int32_t>()[2];
+  twice.set_i32("draft_slots", 5, slot);
+  twice.expect_invalid(
+      fmt::format("draft_slots has slot {} twice, expected distinct slots with residual", slot));
+  Bundle separate = make_bundle(KDTREE_TREE_PARENTS, KDTREE_DRAFT_SEPARATE);
+  add_what_follows(separate);
+  const TemporaryDirectory directory;
+  expect_error(write_bundle(directory.file("a"), separate), KDTREE_INVALID_ARGUMENT,
+               "draft_location is 1, expected 0 (in the pool) with residual");
+  // The last layer has none behind it.
+  Bundle last = make_bundle();
+  last.later_kv = Tensor(DType::bf16, {0, slots, 32});
+  const auto read = Parts(last).read();
+  ASSERT_TRUE(read.has_value()) << read.error().message;
+  EXPECT_EQ(read->later_kv.shape, last.later_kv.shape);
 }
 
 TEST(Bundle, WritesOnlyWhatItReads) {

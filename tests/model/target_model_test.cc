@@ -177,6 +177,116 @@ TEST(TargetModel, TreeRowsHaveTheBitsOfPlainDecoding) {
   }
 }
 
+// What a hook saw behind one layer's attention.
+struct Seen {
+  std::vector<float> residual, attended;
+};
+
+// A prompt of 9 tokens and a tree of 7 nodes behind it.
+struct TreeBehindPrompt {
+  ForwardBatch prompt, tree;
+
+  explicit TreeBehindPrompt(const ModelConfig& config, KvPool& pool) {
+    Random random(3);
+    const auto slots = *pool.allocator().allocate(16);
+    std::vector<int32_t> tokens;
+    for (int i = 0; i < 9; ++i)
+      tokens.push_back(static_cast<int32_t>(random.below(config.vocab_size)));
+    add_chain(prompt, tokens, slots, 0, 9);
+    tree.parents = {-1, 0, 0, 1, 1, 2, 5};
+    for (const int64_t depth : {0, 1, 1, 2, 2, 2, 3}) {
+      tree.tokens.push_back(static_cast<int32_t>(random.below(config.vocab_size)));
+      tree.positions.push_back(9 + depth);
+    }
+    tree.slots.assign(slots.begin() + 9, slots.end());
+    tree.qo_indptr = {0, 7};
+    tree.kv_indptr = {0, 9};
+    tree.kv_indices.assign(slots.begin(), slots.begin() + 9);
+    tree.logit_rows = {0, 1, 2, 3, 4, 5, 6};
+  }
+};
+
+TEST(TargetModel, ResumingBehindALayerHasTheBitsOfForward) {
+  for (const char* name : {"q_lora", "moe", "yarn"}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      TargetModel model = load(name);
+      const int64_t layers = model.config().layers;
+      auto pool = KvPool::create(layers, 16, model.config().kv_width(), dtype);
+      const TreeBehindPrompt batches(model.config(), *pool);
+      ASSERT_TRUE(model.forward(batches.prompt, *pool));
+      std::vector<Seen> seen(static_cast<size_t>(layers));
+      model.set_verify_hook([&](int64_t layer, const VerifyProblem& p, std::span<const float> residual) {
+        const auto* out = static_cast<const float*>(p.out);
+        seen[static_cast<size_t>(layer)] = {{residual.begin(), residual.end()},
+                                            {out, out + 7 * p.heads * p.latent_dim}};
+        return Status();
+      });
+      const auto whole = model.forward(batches.tree, *pool);
+      ASSERT_TRUE(whole) << whole.error().message;
+      const std::vector<float> logits(whole->logits.begin(), whole->logits.end());
+      model.set_verify_hook({});
+      for (int64_t layer = 0; layer < layers; ++layer) {
+        // Only the prefixes of later layers are there; all else is NaN.
+        auto later = KvPool::create(layers, 16, model.config().kv_width(), dtype);
+        std::memset(later->layer(0), 0xff, static_cast<size_t>(layers * 16 * later->row_bytes()));
+        for (int64_t i = layer + 1; i < layers; ++i)
+          std::memcpy(later->layer(i), pool->layer(i), static_cast<size_t>(9 * later->row_bytes()));
+        const Seen& own = seen[static_cast<size_t>(layer)];
+        const auto rest = model.resume(batches.tree, *later, layer, own.residual, own.attended);
+        ASSERT_TRUE(rest) << rest.error().message;
+        ASSERT_EQ(rest->size(), logits.size());
+        EXPECT_EQ(std::memcmp(rest->data(), logits.data(), rest->size_bytes()), 0) << name << " " << layer;
+
+        std::vector<float> other = own.attended;
+        other[5] += 1.0f;
+        const auto changed = model.resume(batches.tree, *later, layer, own.residual, other);
+        EXPECT_NE(std::memcmp(changed->data(), logits.data(), changed->size_bytes()), 0) << "it matters";
+      }
+    }
+  }
+}
+
+TEST(TargetModel, ResumingChecksItsArrays) {
+  TargetModel model = load("q_lora");
+  auto pool = KvPool::create(4, 16, model.config().kv_width(), DType::f32);
+  const TreeBehindPrompt batches(model.config(), *pool);
+  const std::vector<float> residual(size_t{7} * 48), attended(size_t{7} * 4 * 32);
+  const auto message = [&](int64_t layer, std::span<const float> r, std::span<const float> a) {
+    const auto logits = model.resume(batches.tree, *pool, layer, r, a);
+    return logits ? "" : logits.error().message;
+  };
+  EXPECT_EQ(message(3, residual, attended), "");
+  EXPECT_EQ(message(4, residual, attended), "layer is 4, expected 0 .. 3");
+  EXPECT_EQ(message(-1, residual, attended), "layer is -1, expected 0 .. 3");
+  EXPECT_EQ(message(3, std::span(residual).first(335), attended),
+            "residual has 335 elements, expected 7 rows of 48");
+  EXPECT_EQ(message(3, residual, std::span(attended).first(1)),
+            "attended has 1 elements, expected 7 rows of 128");
+}
+
+TEST(TargetModel, FingerprintsTellCheckpointsApart) {
+  const auto fingerprint = [](const std::string& folder) {
+    const auto model = TargetModel::load(folder);
+    EXPECT_TRUE(model) << model.error().message;
+    return *model->fingerprint();
+  };
+  const std::string own = fingerprint(golden("q_lora"));
+  EXPECT_EQ(own.size(), 16u);
+  EXPECT_NE(own, fingerprint(golden("moe")));
+  const CheckpointCopy copy("q_lora");
+  EXPECT_EQ(fingerprint(copy.path()), own) << "wherever it lies";
+  std::fstream weights(copy.file("model.safetensors"), std::ios::in | std::ios::out | std::ios::binary);
+  weights.seekg(-1, std::ios::end);
+  const int last = weights.get();
+  weights.seekp(-1, std::ios::end);
+  weights.put(static_cast<char>(last ^ 1));
+  weights.close();
+  EXPECT_NE(fingerprint(copy.path()), own) << "one bit of a weight";
+  const CheckpointCopy other("q_lora");
+  other.edit("config.json", [](nlohmann::json& json) { json["rope_theta"] = 20000.0; });
+  EXPECT_NE(fingerprint(other.path()), own) << "the configuration";
+}
+
 TEST(TargetModel, TokensOutsideTheVocabularyAreRefused) {
   TargetModel model = load("dense");
   for (const int32_t token : {-1, 96, std::numeric_limits<int32_t>::max()}) {
