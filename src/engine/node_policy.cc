@@ -6,8 +6,13 @@
 namespace kdtree {
 namespace {
 
-constexpr int64_t kLongestPause = 512;
-constexpr int64_t kLook = 4;  // rounds: one alone teaches too little
+// A look that finds no gain: so many rounds, for one alone teaches too little, unless they have lost the time
+// of so many plain rounds.
+constexpr int64_t kLook = 4;
+constexpr double kDearLook = 4.0;
+// What looks may cost, over the time of the plain rounds between them; and how rare they may become.
+constexpr double kLookShare = 0.01;
+constexpr double kLongestPause = 8192;
 // Rounds that the calibration remembers, and how fast measured times replace the table's.
 constexpr double kMemory = 50.0;
 constexpr double kBlend = 0.1;
@@ -67,7 +72,7 @@ std::vector<std::vector<int32_t>> NodePolicy::choose(std::span<const DraftTree> 
 
   const auto requests = static_cast<int64_t>(trees.size());
   const double draft = costs_.draft(requests) * draft_correction_;
-  const double plain = static_cast<double>(requests) / verify_us(requests, context);
+  const double plain_us = verify_us(requests, context);  // of one token a request
   double expected = static_cast<double>(requests);
   double best_rate = 0.0;
   double best_expected = expected;
@@ -88,15 +93,16 @@ std::vector<std::vector<int32_t>> NodePolicy::choose(std::span<const DraftTree> 
     std::sort(nodes.begin(), nodes.end());
   if (candidates.empty()) return keep;
 
-  explanation_ =
-      fmt::format("{} nodes: {:.2f} tokens in {:.0f} us (plain: {} in {:.0f} us)", best, best_expected,
-                  best_expected / best_rate, requests, static_cast<double>(requests) / plain);
-  poor_ = best_rate > plain ? 0 : poor_ + 1;
-  if (poor_ == 0) next_pause_ = kFirstPause;
-  if (poor_ == kLook) {
+  const double round_us = best_expected / best_rate;
+  explanation_ = fmt::format("{} nodes: {:.2f} tokens in {:.0f} us (plain: {} in {:.0f} us)", best,
+                             best_expected, round_us, requests, plain_us);
+  const double loss = round_us - best_expected * plain_us / static_cast<double>(requests);
+  poor_ = loss < 0.0 ? 0 : poor_ + 1;
+  lost_us_ = loss < 0.0 ? 0.0 : lost_us_ + loss;
+  if (poor_ == kLook || lost_us_ > kDearLook * plain_us) {
+    pause_ = static_cast<int64_t>(std::clamp(lost_us_ / (kLookShare * plain_us), 1.0, kLongestPause));
     poor_ = 0;
-    pause_ = next_pause_;
-    next_pause_ = std::min(2 * next_pause_, kLongestPause);
+    lost_us_ = 0.0;
   }
   return keep;
 }

@@ -17,8 +17,8 @@ class NodePolicy {
   // `depth`: of the deepest tree.
   NodePolicy(CostTable costs, int64_t depth);
 
-  // Whether this round should draft at all. Where trees do not pay for some rounds, plain rounds follow, and
-  // now and then a few that look again: after 8 rounds, then 16, and so on.
+  // Whether this round should draft at all. Where trees do not pay for some rounds, plain rounds follow before
+  // a few look again: so many that looking costs a hundredth of the time.
   bool should_draft();
 
   // The nodes to verify of each tree, ascending, the root and all ancestors among them. Never only roots
@@ -46,12 +46,10 @@ class NodePolicy {
   double speed_ = 1.0;               // time seen over the table's, whatever the rows
   std::vector<double> corrections_;  // [rows of the table] the same of these rows, beside that
   double draft_correction_ = 1.0;
-  int64_t poor_ = 0;   // rounds in a row that drafted and should not have
-  int64_t pause_ = 0;  // plain rounds before the next look
-  int64_t next_pause_ = kFirstPause;
+  int64_t poor_ = 0;    // rounds in a row that drafted and should not have
+  double lost_us_ = 0;  // by them, against plain decoding of as many tokens
+  int64_t pause_ = 0;   // plain rounds before the next look
   std::string explanation_;
-
-  static constexpr int64_t kFirstPause = 8;
 };
 
 }  // namespace kdtree

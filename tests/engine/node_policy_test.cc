@@ -127,29 +127,38 @@ TEST(NodePolicy, KeepsNodesWithTheirAncestors) {
       << policy.explanation();
 }
 
-TEST(NodePolicy, StopsDraftingWhereItDoesNotPayAndLooksAgainEverMoreRarely) {
-  NodePolicy policy(table(100, 200, 5000), 7);
-  const DraftTree trees[] = {random_tree(3, 64)};
-  std::vector<int64_t> pauses;
-  for (int look = 0; look < 10; ++look) {
+// Looks that find no gain cost a hundredth of the time, whatever a look costs; a dear one is short.
+TEST(NodePolicy, StopsDraftingWhereItDoesNotPayAndLooksAgainForAHundredth) {
+  const struct {
+    double draft;
+    int rounds;  // of a look
+  } cases[] = {{100, 4}, {300, 4}, {5000, 1}};
+  for (const auto& [draft, rounds] : cases) {
+    const CostTable costs = table(100, 200, draft);
+    NodePolicy policy(costs, 7);
+    const DraftTree trees[] = {random_tree(3, 64)};
+    const double plain = costs.verify(1, 100);
+    double lost = 0.0;
     int drafted = 0;
-    for (; policy.should_draft(); ++drafted)
-      EXPECT_GE(policy.choose(trees, 100)[0].size(), 2u) << "what is not verified teaches nothing";
-    EXPECT_EQ(drafted, 4);
-    int64_t pause = 1;
-    while (!policy.should_draft())
-      ++pause;
-    pauses.push_back(pause);
-    (void)policy.choose(trees, 100);
-    for (int i = 0; i < 3; ++i) {
-      EXPECT_TRUE(policy.should_draft());
-      (void)policy.choose(trees, 100);
+    int plain_rounds = 0;
+    for (int round = 0; round < 20000; ++round) {
+      if (!policy.should_draft()) {
+        ++plain_rounds;
+        continue;
+      }
+      ++drafted;
+      const auto keep = policy.choose(trees, 100)[0];
+      ASSERT_GE(keep.size(), 2u) << "what is not verified teaches nothing";
+      double tokens = 1.0;
+      for (size_t n = 1; n < keep.size(); ++n)
+        tokens += std::exp(trees[0].log_weight[static_cast<size_t>(keep[n])]);
+      lost += draft + costs.verify(static_cast<int64_t>(keep.size()), 100) - tokens * plain;
+      if (drafted < rounds) EXPECT_EQ(plain_rounds, 0);
+      if (drafted == rounds + 1) EXPECT_GT(plain_rounds, 0);
     }
-    while (!policy.should_draft()) {
-    }
+    EXPECT_EQ(drafted % rounds, 0) << draft;
+    EXPECT_NEAR(lost / (plain * plain_rounds), 0.01, 0.002) << draft;
   }
-  EXPECT_EQ(pauses[0], 8);
-  EXPECT_EQ(pauses.back(), 512);
 }
 
 // A drafter that was useless for a long time and then is right: trees come back.
