@@ -29,7 +29,7 @@
 namespace kdtree {
 namespace {
 
-constexpr int kRepeat = 31;
+constexpr int kRepeat = 101;
 
 struct Shape {
   int64_t outputs;
@@ -173,8 +173,12 @@ class Matmul {
 };
 
 cli::Timing measure(const std::function<void()>& function) {
-  // The other side's threads spin for some milliseconds before they sleep.
+  using Clock = std::chrono::steady_clock;
+  // The other side's threads spin for some milliseconds before they sleep; then this side's have to wake up,
+  // and the processor with them.
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  for (const auto end = Clock::now() + std::chrono::milliseconds(100); Clock::now() < end;)
+    function();
   const auto timing = cli::time_runs(
       [&]() -> Status {
         function();
