@@ -1,5 +1,5 @@
-// bench/linear: the row-invariant matrix product of model/ops.h against oneDNN's matmul, whose weights are
-// put into its layout beforehand. Prints one JSON object a cell. Calls are repeated on the same weights, so
+// bench/linear: the row-invariant matrix product of model/ops.h against oneDNN's matmul, the weights of both
+// put into their layout beforehand. Prints one JSON object a cell. Calls are repeated on the same weights, so
 // that they come from whichever cache holds them. Usage: OMP_NUM_THREADS=THREADS bench_linear DATE COMMIT
 // (bench/run sets them; both sides run on THREADS)
 #include <algorithm>
@@ -60,6 +60,7 @@ class Problem {
         store_element(weight_bf16.get(), dtype, i, double{weight_floats[static_cast<size_t>(i)]});
       to_floats(weight_bf16.get(), dtype, size, weight_floats.get());
     }
+    packed = Packed(Matrix{weight(), dtype, shape.outputs, shape.inputs, shape.inputs});
   }
 
   const void* weight() const {
@@ -69,12 +70,11 @@ class Problem {
   double flop() const { return 2.0 * static_cast<double>(rows * shape.outputs * shape.inputs); }
 
   void run() {
-    const Matrix matrix{weight(), dtype, shape.outputs, shape.inputs, shape.inputs};
     LinearTask task{};
     task.x = x.get();
     task.x_stride = shape.inputs;
     task.rows = rows;
-    task.weight = matrix;
+    task.weight = packed;
     task.y = y.get();
     task.y_stride = shape.outputs;
     linear({&task, 1});
@@ -107,6 +107,7 @@ class Problem {
   hwy::AlignedFreeUniquePtr<float[]> weight_floats;  // [outputs, inputs]
   hwy::AlignedFreeUniquePtr<float[]> y, expected;    // [rows, outputs]
   hwy::AlignedFreeUniquePtr<uint16_t[]> weight_bf16;
+  Packed packed;
 
  private:
   static hwy::AlignedFreeUniquePtr<float[]> allocate(int64_t count) {

@@ -51,7 +51,7 @@ void mlps_forward(std::span<const MlpPart> parts, int64_t hidden, int64_t interm
 
 void mlp_forward(const Mlp& mlp, std::span<const float> x, int64_t rows, float* out, MlpScratch& scratch) {
   const MlpPart parts[] = {{&mlp, 0, rows}};
-  mlps_forward(parts, mlp.gate.columns, mlp.gate.rows, x.data(), out, scratch);
+  mlps_forward(parts, mlp.gate.panels().inputs, mlp.gate.panels().outputs, x.data(), out, scratch);
 }
 
 void route(std::span<const float> scores, std::span<const float> bias, const MoeConfig& config,
@@ -102,7 +102,7 @@ void route(std::span<const float> scores, std::span<const float> bias, const Moe
 
 void moe_forward(const Moe& moe, const MoeConfig& config, std::span<const float> x, int64_t rows, float* out,
                  MlpScratch& scratch) {
-  const int64_t hidden = moe.router.columns;
+  const int64_t hidden = moe.router.panels().inputs;
   const auto per_token = static_cast<size_t>(config.experts_per_token);
   const LinearTask router[] = {
       {x.data(), hidden, rows, moe.router, grown(scratch.scores, rows * config.experts), config.experts}};
@@ -144,7 +144,7 @@ void moe_forward(const Moe& moe, const MoeConfig& config, std::span<const float>
     for (int64_t c = 0; c < hidden; ++c)
       to[c] += weight * outputs[i * hidden + c];
   }
-  if (moe.shared.gate.data == nullptr) return;
+  if (moe.shared.gate.empty()) return;
   mlp_forward(moe.shared, x, rows, outputs, scratch);
   for (int64_t i = 0; i < rows * hidden; ++i)
     out[i] += outputs[i];

@@ -12,7 +12,7 @@
 
 namespace kdtree {
 
-// The files stay mapped while the object lives, and matrices point into them.
+// The files stay mapped while the object lives, and matrices that were not packed point into them.
 class Weights {
  public:
   // Errors: KDTREE_IO_ERROR, KDTREE_INVALID_FILE.
