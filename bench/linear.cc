@@ -74,7 +74,7 @@ class Problem {
     task.x = x.get();
     task.x_stride = shape.inputs;
     task.rows = rows;
-    task.weight = packed;
+    task.weight = packed.panels();
     task.y = y.get();
     task.y_stride = shape.outputs;
     linear({&task, 1});

@@ -297,14 +297,15 @@ void DFlashDrafter::compute_pending(Cache& cache) {
   k_.resize(static_cast<size_t>(c.layers * rows * width));
   v_.resize(k_.size());
   const LinearTask project[] = {
-      {cache.pending.data(), fc_.panels().inputs, rows, fc_, context_.data(), c.hidden_size}};
+      {cache.pending.data(), fc_.panels().inputs, rows, fc_.panels(), context_.data(), c.hidden_size}};
   linear(project);
   norm_rows(hidden_norm_, rows, context_.data(), context_.data());
   tasks_.clear();
   for (int64_t i = 0; i < c.layers; ++i) {
     const Layer& layer = layers_[static_cast<size_t>(i)];
     for (const auto& [weight, to] : {std::pair(&layer.k, &k_), std::pair(&layer.v, &v_)})
-      tasks_.push_back({context_.data(), c.hidden_size, rows, *weight, to->data() + i * rows * width, width});
+      tasks_.push_back(
+          {context_.data(), c.hidden_size, rows, weight->panels(), to->data() + i * rows * width, width});
   }
   linear(tasks_);
   prepare_angles(rows);
@@ -406,9 +407,9 @@ void DFlashDrafter::attention(int64_t index, std::span<const Block> blocks) {
   attended_.resize(q_.size());
   k_.resize(static_cast<size_t>(rows * kv_width));
   v_.resize(k_.size());
-  const LinearTask in[] = {{normed_.data(), c.hidden_size, rows, layer.q, q_.data(), q_width},
-                           {normed_.data(), c.hidden_size, rows, layer.k, k_.data(), kv_width},
-                           {normed_.data(), c.hidden_size, rows, layer.v, v_.data(), kv_width}};
+  const LinearTask in[] = {{normed_.data(), c.hidden_size, rows, layer.q.panels(), q_.data(), q_width},
+                           {normed_.data(), c.hidden_size, rows, layer.k.panels(), k_.data(), kv_width},
+                           {normed_.data(), c.hidden_size, rows, layer.v.panels(), v_.data(), kv_width}};
   linear(in);
   // Scores are scaled through their queries.
   const float scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
@@ -421,7 +422,8 @@ void DFlashDrafter::attention(int64_t index, std::span<const Block> blocks) {
     cache.write(index, cache.length + r % c.block_size, k_.data() + r * kv_width, v_.data() + r * kv_width);
   });
   attend(index, blocks);
-  const LinearTask out[] = {{attended_.data(), q_width, rows, layer.o, update_.data(), c.hidden_size}};
+  const LinearTask out[] = {
+      {attended_.data(), q_width, rows, layer.o.panels(), update_.data(), c.hidden_size}};
   linear(out);
   std::transform(hidden_.begin(), hidden_.end(), update_.begin(), hidden_.begin(), std::plus<>());
 }

@@ -31,8 +31,8 @@ void mlps_forward(std::span<const MlpPart> parts, int64_t hidden, int64_t interm
   for (const MlpPart& part : parts) {
     const float* from = x + part.row * hidden;
     const int64_t at = part.row * intermediate;
-    tasks.push_back({from, hidden, part.rows, part.mlp->gate, gate + at, intermediate});
-    tasks.push_back({from, hidden, part.rows, part.mlp->up, up + at, intermediate});
+    tasks.push_back({from, hidden, part.rows, part.mlp->gate.panels(), gate + at, intermediate});
+    tasks.push_back({from, hidden, part.rows, part.mlp->up.panels(), up + at, intermediate});
   }
   linear(tasks);
   parallel_rows(rows, intermediate, [&](int64_t r) {
@@ -41,7 +41,7 @@ void mlps_forward(std::span<const MlpPart> parts, int64_t hidden, int64_t interm
   });
   tasks.clear();
   for (const MlpPart& part : parts) {
-    tasks.push_back({gate + part.row * intermediate, intermediate, part.rows, part.mlp->down,
+    tasks.push_back({gate + part.row * intermediate, intermediate, part.rows, part.mlp->down.panels(),
                      out + part.row * hidden, hidden});
   }
   linear(tasks);
@@ -104,8 +104,8 @@ void moe_forward(const Moe& moe, const MoeConfig& config, std::span<const float>
                  MlpScratch& scratch) {
   const int64_t hidden = moe.router.panels().inputs;
   const auto per_token = static_cast<size_t>(config.experts_per_token);
-  const LinearTask router[] = {
-      {x.data(), hidden, rows, moe.router, grown(scratch.scores, rows * config.experts), config.experts}};
+  const LinearTask router[] = {{x.data(), hidden, rows, moe.router.panels(),
+                                grown(scratch.scores, rows * config.experts), config.experts}};
   linear(router);
   scratch.chosen.resize(static_cast<size_t>(rows) * per_token);
   grown(scratch.weights, rows * config.experts_per_token);

@@ -9,18 +9,6 @@
 #include "core/checked.h"
 #include "core/parallel.h"
 
-#ifndef KDTREE_MODEL_OPS_CC_ONCE_
-#define KDTREE_MODEL_OPS_CC_ONCE_
-namespace kdtree {
-namespace {
-
-// Panels that stay in the second-level cache while all rows pass: enough accumulators for a single row.
-constexpr int64_t kPanelGroup = 6;
-
-}  // namespace
-}  // namespace kdtree
-#endif
-
 // Compiled once a SIMD target and chosen at run time (Highway).
 #include "core/simd_targets.h"
 #undef HWY_TARGET_INCLUDE

@@ -28,6 +28,8 @@ struct Matrix {
 
 // Outputs of a weight that lie side by side.
 inline constexpr int64_t kPanel = 16;
+// Panels that stay in the second-level cache while all rows pass: enough accumulators for a single row.
+inline constexpr int64_t kPanelGroup = 6;
 
 // A weight as linear() wants it: panels of kPanel outputs, each [inputs, kPanel]. The last one is readable in
 // whole as well, whatever it holds beyond the outputs.
@@ -50,7 +52,6 @@ class Packed {
   explicit Packed(const Matrix& matrix);
 
   const Panels& panels() const { return panels_; }
-  operator const Panels&() const { return panels_; }
   bool empty() const { return panels_.data == nullptr; }
 
  private:

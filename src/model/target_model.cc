@@ -183,7 +183,8 @@ void TargetModel::embed(std::span<const int32_t> tokens, float* out) const {
 }
 
 void TargetModel::head(std::span<const float> hidden, int64_t rows, float* logits) const {
-  const LinearTask task[] = {{hidden.data(), config_.hidden_size, rows, head_, logits, config_.vocab_size}};
+  const LinearTask task[] = {
+      {hidden.data(), config_.hidden_size, rows, head_.panels(), logits, config_.vocab_size}};
   linear(task);
 }
 
@@ -274,12 +275,12 @@ Status TargetModel::attention(const ForwardBatch& batch, int64_t index, KvPool& 
   s.tasks.clear();
   for (int64_t h = 0; h < c.heads; ++h) {
     s.tasks.push_back({s.attended.data() + h * c.latent_dim, c.heads * c.latent_dim, rows,
-                       layer.v_b[static_cast<size_t>(h)], s.values.data() + h * c.value_dim,
+                       layer.v_b[static_cast<size_t>(h)].panels(), s.values.data() + h * c.value_dim,
                        c.heads * c.value_dim});
   }
   linear(s.tasks);
   const LinearTask out[] = {
-      {s.values.data(), c.heads * c.value_dim, rows, layer.o, s.update.data(), c.hidden_size}};
+      {s.values.data(), c.heads * c.value_dim, rows, layer.o.panels(), s.update.data(), c.hidden_size}};
   linear(out);
   for (int64_t i = 0; i < rows * c.hidden_size; ++i)
     s.hidden[static_cast<size_t>(i)] += s.update[static_cast<size_t>(i)];
@@ -301,9 +302,9 @@ void TargetModel::project(const ForwardBatch& batch, const Layer& layer, int64_t
   });
   const bool low_rank = c.q_lora_rank > 0;
   const LinearTask in[] = {
-      {s.normed.data(), c.hidden_size, rows, layer.q, low_rank ? s.q_low.data() : s.q.data(),
+      {s.normed.data(), c.hidden_size, rows, layer.q.panels(), low_rank ? s.q_low.data() : s.q.data(),
        low_rank ? c.q_lora_rank : q_width},
-      {s.normed.data(), c.hidden_size, rows, layer.kv, s.kv.data(), c.kv_width()},
+      {s.normed.data(), c.hidden_size, rows, layer.kv.panels(), s.kv.data(), c.kv_width()},
   };
   linear(in);
   if (low_rank) {
@@ -311,7 +312,7 @@ void TargetModel::project(const ForwardBatch& batch, const Layer& layer, int64_t
       float* q = s.q_low.data() + t * c.q_lora_rank;
       ops.rms_norm(q, layer.q_norm.data(), kInnerNormEps, c.q_lora_rank, q);
     });
-    const LinearTask up[] = {{s.q_low.data(), c.q_lora_rank, rows, layer.q_b, s.q.data(), q_width}};
+    const LinearTask up[] = {{s.q_low.data(), c.q_lora_rank, rows, layer.q_b.panels(), s.q.data(), q_width}};
     linear(up);
   }
   parallel_rows(rows, q_width, [&](int64_t t) {

@@ -144,8 +144,8 @@ TEST_P(Ops, ThreadsAndTasksDoNotChangeBits) {
   const auto x = random_floats(random, 5 * 900);
   std::vector<float> ya(5 * 700), yb(5 * 33);
   const Packed packed_a(view(a)), packed_b(view(b));
-  const LinearTask tasks[] = {{x.data(), 900, 5, packed_a, ya.data(), 700},
-                              {x.data(), 900, 5, packed_b, yb.data(), 33}};
+  const LinearTask tasks[] = {{x.data(), 900, 5, packed_a.panels(), ya.data(), 700},
+                              {x.data(), 900, 5, packed_b.panels(), yb.data(), 33}};
   tbb::task_arena many(4);
   many.execute([&] { linear(tasks, target()); });
   const auto plain_a = ya;
@@ -168,7 +168,7 @@ TEST_P(Ops, StridesSelectPartsOfRows) {
   const auto x = random_floats(random, 3 * 100);
   std::vector<float> y(3 * 50, 7.0f);
   const Packed part(view(weight).slice(5, 20));
-  const LinearTask task[] = {{x.data() + 10, 100, 3, part, y.data() + 4, 50}};
+  const LinearTask task[] = {{x.data() + 10, 100, 3, part.panels(), y.data() + 4, 50}};
   linear(task, target());
   for (int64_t r = 0; r < 3; ++r) {
     const auto whole = run({x.begin() + r * 100 + 10, x.begin() + r * 100 + 50}, 1, weight);
