@@ -5,6 +5,7 @@
 #include <limits>
 #include <numeric>
 
+#include "core/parallel.h"
 #include "core/scratch.h"
 #include "tree/accept.h"
 #include "tree/best_first.h"
@@ -169,7 +170,8 @@ Status Engine::step(const Emit& emit) {
 
 Status Engine::admit_and_round(const Emit& emit) {
   KDTREE_RETURN_IF_ERROR(admit(emit));
-  return active_.empty() ? Status() : round(emit);
+  if (active_.empty()) return {};
+  return with_team([&] { return round(emit); });
 }
 
 // The model may serve another engine between two passes of this one.

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 
+#include "core/checked.h"
 #include "core/parallel.h"
 
 namespace kdtree {
@@ -139,7 +140,10 @@ Result<DFlashConfig> read_dflash_config(const std::string& folder, const ModelCo
 class DFlashDrafter::Cache : public DraftState {
  public:
   explicit Cache(const DFlashConfig& config)
-      : layers_(config.layers), heads_(config.kv_heads), dim_(config.head_dim) {}
+      : layers_(config.layers),
+        heads_(config.kv_heads),
+        dim_(config.head_dim),
+        value_stride_(ceil_div(dim_, kPanel) * kPanel) {}
 
   std::vector<float> pending;  // features of committed tokens that are not among the keys yet
   int64_t pending_rows = 0;
@@ -148,42 +152,50 @@ class DFlashDrafter::Cache : public DraftState {
   // Makes room for `positions`.
   void reserve(int64_t positions) {
     if (positions <= capacity_) return;
-    const int64_t capacity = std::max(positions, 2 * capacity_);
-    for (std::vector<float>* rows : {&keys_, &values_}) {
-      std::vector<float> grown(static_cast<size_t>(layers_ * heads_ * capacity * dim_));
-      for (int64_t i = 0; i < layers_ * heads_; ++i)
-        std::copy_n(rows->data() + i * capacity_ * dim_, length * dim_, grown.data() + i * capacity * dim_);
-      *rows = std::move(grown);
-    }
+    const int64_t capacity = ceil_div(std::max(positions, 2 * capacity_), kPanel) * kPanel;
+    grow(keys_, heads_ * dim_, length, capacity_, capacity);
+    grow(values_, heads_, length * value_stride_, capacity_ * value_stride_, capacity * value_stride_);
     capacity_ = capacity;
   }
 
-  // [positions, dim] both.
-  Matrix keys(int64_t layer, int64_t head, int64_t positions) const {
-    return {keys_.data() + at(layer, head, 0), DType::f32, positions, dim_, dim_};
+  // As weights: of scores, [dim, positions], and of what is attended, [positions, dim].
+  Panels keys(int64_t layer, int64_t head, int64_t positions) const {
+    return Panels::of({keys_.data() + key_at(layer, head), DType::f32, dim_, positions, capacity_});
   }
-  Matrix values(int64_t layer, int64_t head, int64_t positions) const {
-    return {values_.data() + at(layer, head, 0), DType::f32, positions, dim_, dim_};
+  Panels values(int64_t layer, int64_t head, int64_t positions) const {
+    return Panels::of({values_.data() + value_at(layer, head), DType::f32, positions, dim_, value_stride_});
   }
 
   // k and v: [heads, dim] of one position.
   void write(int64_t layer, int64_t position, const float* k, const float* v) {
     for (int64_t h = 0; h < heads_; ++h) {
-      std::copy_n(k + h * dim_, dim_, keys_.data() + at(layer, h, position));
-      std::copy_n(v + h * dim_, dim_, values_.data() + at(layer, h, position));
+      float* key = keys_.data() + key_at(layer, h) + position;
+      for (int64_t d = 0; d < dim_; ++d)
+        key[d * capacity_] = k[h * dim_ + d];
+      std::copy_n(v + h * dim_, dim_, values_.data() + value_at(layer, h) + position * value_stride_);
     }
   }
 
  private:
-  int64_t at(int64_t layer, int64_t head, int64_t position) const {
-    return ((layer * heads_ + head) * capacity_ + position) * dim_;
+  // Keeps the first `used` floats of each of layers * count rows.
+  void grow(std::vector<float>& memory, int64_t count, int64_t used, int64_t from, int64_t to) const {
+    std::vector<float> grown(static_cast<size_t>(layers_ * count * to));
+    for (int64_t i = 0; i < layers_ * count; ++i)
+      std::copy_n(memory.data() + i * from, used, grown.data() + i * to);
+    memory = std::move(grown);
+  }
+  int64_t key_at(int64_t layer, int64_t head) const { return (layer * heads_ + head) * dim_ * capacity_; }
+  int64_t value_at(int64_t layer, int64_t head) const {
+    return (layer * heads_ + head) * capacity_ * value_stride_;
   }
 
   int64_t layers_;
   int64_t heads_;
   int64_t dim_;
+  int64_t value_stride_;
   int64_t capacity_ = 0;
-  std::vector<float> keys_, values_;  // [layers, heads, capacity, dim]
+  std::vector<float> keys_;    // [layers, heads, dim, capacity]
+  std::vector<float> values_;  // [layers, heads, capacity, value stride]
 };
 
 Result<std::unique_ptr<DFlashDrafter>> DFlashDrafter::load(const std::string& folder,
@@ -200,7 +212,7 @@ Result<std::unique_ptr<DFlashDrafter>> DFlashDrafter::load(const std::string& fo
   const auto fc = drafter->weights_.matrix(prefix + "fc.weight", c.hidden_size,
                                            c.hidden_size * static_cast<int64_t>(c.target_layers.size()));
   KDTREE_RETURN_IF_ERROR(fc);
-  drafter->fc_ = *fc;
+  drafter->fc_ = Packed(*fc);
   auto hidden_norm = drafter->weights_.vector(prefix + "hidden_norm.weight", c.hidden_size);
   KDTREE_RETURN_IF_ERROR(hidden_norm);
   drafter->hidden_norm_ = *std::move(hidden_norm);
@@ -223,7 +235,7 @@ Status DFlashDrafter::load_layer(int64_t index) {
   const std::string prefix = fmt::format("{}layers.{}.", weight_prefix(), index);
   const struct {
     const char* name;
-    Matrix* to;
+    Packed* to;
     int64_t rows;
     int64_t columns;
   } matrices[] = {{"self_attn.q_proj", &layer.q, c.heads * c.head_dim, c.hidden_size},
@@ -236,7 +248,7 @@ Status DFlashDrafter::load_layer(int64_t index) {
   for (const auto& [name, to, rows, columns] : matrices) {
     const auto matrix = weights_.matrix(fmt::format("{}{}.weight", prefix, name), rows, columns);
     KDTREE_RETURN_IF_ERROR(matrix);
-    *to = *matrix;
+    *to = Packed(*matrix);
   }
   const struct {
     const char* name;
@@ -271,7 +283,7 @@ void DFlashDrafter::extend(DraftState& state, std::span<const int32_t> tokens,
   auto& cache = static_cast<Cache&>(state);
   cache.pending.insert(cache.pending.end(), features.begin(), features.end());
   cache.pending_rows += static_cast<int64_t>(tokens.size());
-  if (cache.pending_rows > kMostPending) compute_pending(cache);
+  if (cache.pending_rows > kMostPending) with_team([&] { compute_pending(cache); });
 }
 
 // The keys and values of committed tokens, from the target's features.
@@ -282,43 +294,69 @@ void DFlashDrafter::compute_pending(Cache& cache) {
   if (rows == 0) return;
   cache.reserve(cache.length + rows + c.block_size);
   context_.resize(static_cast<size_t>(rows * c.hidden_size));
-  k_.resize(static_cast<size_t>(rows * width));
+  k_.resize(static_cast<size_t>(c.layers * rows * width));
   v_.resize(k_.size());
   const LinearTask project[] = {
-      {cache.pending.data(), fc_.columns, rows, fc_, context_.data(), c.hidden_size}};
+      {cache.pending.data(), fc_.panels().inputs, rows, fc_.panels(), context_.data(), c.hidden_size}};
   linear(project);
-  for (int64_t r = 0; r < rows; ++r) {
-    float* row = context_.data() + r * c.hidden_size;
-    best_ops_target().rms_norm(row, hidden_norm_.data(), c.norm_eps, c.hidden_size, row);
-  }
+  norm_rows(hidden_norm_, rows, context_.data(), context_.data());
+  tasks_.clear();
   for (int64_t i = 0; i < c.layers; ++i) {
     const Layer& layer = layers_[static_cast<size_t>(i)];
-    const LinearTask tasks[] = {{context_.data(), c.hidden_size, rows, layer.k, k_.data(), width},
-                                {context_.data(), c.hidden_size, rows, layer.v, v_.data(), width}};
-    linear(tasks);
-    for (int64_t r = 0; r < rows; ++r) {
-      norm_and_rotate(layer.k_norm, c.kv_heads, cache.length + r, k_.data() + r * width);
-      cache.write(i, cache.length + r, k_.data() + r * width, v_.data() + r * width);
-    }
+    for (const auto& [weight, to] : {std::pair(&layer.k, &k_), std::pair(&layer.v, &v_)})
+      tasks_.push_back(
+          {context_.data(), c.hidden_size, rows, weight->panels(), to->data() + i * rows * width, width});
   }
+  linear(tasks_);
+  prepare_angles(rows);
+  parallel_rows(rows, c.layers * width, [&](int64_t r) {
+    angles(cache.length + r, r);
+    for (int64_t i = 0; i < c.layers; ++i) {
+      float* k = k_.data() + (i * rows + r) * width;
+      norm_and_rotate(layers_[static_cast<size_t>(i)].k_norm, c.kv_heads, r, k);
+      cache.write(i, cache.length + r, k, v_.data() + (i * rows + r) * width);
+    }
+  });
   cache.length += rows;
   cache.pending_rows = 0;
   cache.pending.clear();
 }
 
-void DFlashDrafter::norm_and_rotate(const std::vector<float>& norm, int64_t heads, int64_t position,
+// Rows of `x` to rows of `out`, [rows, hidden] both.
+void DFlashDrafter::norm_rows(const std::vector<float>& norm, int64_t rows, const float* x,
+                              float* out) const {
+  const int64_t hidden = config_.hidden_size;
+  parallel_rows(rows, hidden, [&](int64_t r) {
+    best_ops_target().rms_norm(x + r * hidden, norm.data(), config_.norm_eps, hidden, out + r * hidden);
+  });
+}
+
+void DFlashDrafter::prepare_angles(int64_t rows) {
+  cosine_.resize(static_cast<size_t>(rows * config_.head_dim / 2));
+  sine_.resize(cosine_.size());
+}
+
+void DFlashDrafter::angles(int64_t position, int64_t row) {
+  const int64_t at = row * config_.head_dim / 2;
+  config_.rope.angles(position, cosine_.data() + at, sine_.data() + at);
+}
+
+// The heads of one row, whose angles are known.
+void DFlashDrafter::norm_and_rotate(const std::vector<float>& norm, int64_t heads, int64_t row,
                                     float* x) const {
-  const auto half = static_cast<size_t>(config_.head_dim / 2);
-  std::vector<float> cosine(half), sine(half);
-  config_.rope.angles(position, cosine.data(), sine.data());
+  const int64_t at = row * config_.head_dim / 2;
   for (int64_t h = 0; h < heads; ++h) {
     float* head = x + h * config_.head_dim;
     best_ops_target().rms_norm(head, norm.data(), config_.norm_eps, config_.head_dim, head);
-    config_.rope.rotate(head, cosine.data(), sine.data());
+    config_.rope.rotate(head, cosine_.data() + at, sine_.data() + at);
   }
 }
 
 std::span<const float> DFlashDrafter::propose(std::span<const DraftQuery> queries) {
+  return with_team([&] { return run(queries); });
+}
+
+std::span<const float> DFlashDrafter::run(std::span<const DraftQuery> queries) {
   const DFlashConfig& c = config_;
   const int64_t rows = static_cast<int64_t>(queries.size()) * c.block_size;
   std::vector<Block> blocks;
@@ -334,13 +372,14 @@ std::span<const float> DFlashDrafter::propose(std::span<const DraftQuery> querie
   for (std::vector<float>* memory : {&hidden_, &normed_, &update_})
     memory->resize(static_cast<size_t>(rows * c.hidden_size));
   target_.embed(tokens, hidden_.data());
+  prepare_angles(rows);
+  parallel_rows(rows, c.head_dim, [&](int64_t r) {
+    angles(blocks[static_cast<size_t>(r / c.block_size)].cache->length + r % c.block_size, r);
+  });
   for (int64_t i = 0; i < c.layers; ++i) {
     const Layer& layer = layers_[static_cast<size_t>(i)];
     attention(i, blocks);
-    for (int64_t r = 0; r < rows; ++r) {
-      best_ops_target().rms_norm(hidden_.data() + r * c.hidden_size, layer.mlp_norm.data(), c.norm_eps,
-                                 c.hidden_size, normed_.data() + r * c.hidden_size);
-    }
+    norm_rows(layer.mlp_norm, rows, hidden_.data(), normed_.data());
     mlp_forward(layer.mlp, normed_, rows, update_.data(), mlp_);
     std::transform(hidden_.begin(), hidden_.end(), update_.begin(), hidden_.begin(), std::plus<>());
   }
@@ -363,38 +402,36 @@ void DFlashDrafter::attention(int64_t index, std::span<const Block> blocks) {
   const int64_t rows = static_cast<int64_t>(blocks.size()) * c.block_size;
   const int64_t q_width = c.heads * c.head_dim;
   const int64_t kv_width = c.kv_heads * c.head_dim;
-  for (int64_t r = 0; r < rows; ++r) {
-    best_ops_target().rms_norm(hidden_.data() + r * c.hidden_size, layer.attention_norm.data(), c.norm_eps,
-                               c.hidden_size, normed_.data() + r * c.hidden_size);
-  }
+  norm_rows(layer.attention_norm, rows, hidden_.data(), normed_.data());
   q_.resize(static_cast<size_t>(rows * q_width));
   attended_.resize(q_.size());
   k_.resize(static_cast<size_t>(rows * kv_width));
   v_.resize(k_.size());
-  const LinearTask in[] = {{normed_.data(), c.hidden_size, rows, layer.q, q_.data(), q_width},
-                           {normed_.data(), c.hidden_size, rows, layer.k, k_.data(), kv_width},
-                           {normed_.data(), c.hidden_size, rows, layer.v, v_.data(), kv_width}};
+  const LinearTask in[] = {{normed_.data(), c.hidden_size, rows, layer.q.panels(), q_.data(), q_width},
+                           {normed_.data(), c.hidden_size, rows, layer.k.panels(), k_.data(), kv_width},
+                           {normed_.data(), c.hidden_size, rows, layer.v.panels(), v_.data(), kv_width}};
   linear(in);
-  for (const Block& block : blocks) {
-    for (int64_t i = 0; i < c.block_size; ++i) {
-      const int64_t r = block.row + i;
-      const int64_t position = block.cache->length + i;
-      norm_and_rotate(layer.q_norm, c.heads, position, q_.data() + r * q_width);
-      norm_and_rotate(layer.k_norm, c.kv_heads, position, k_.data() + r * kv_width);
-      block.cache->write(index, position, k_.data() + r * kv_width, v_.data() + r * kv_width);
-    }
-  }
+  // Scores are scaled through their queries.
+  const float scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
+  parallel_rows(rows, q_width + kv_width, [&](int64_t r) {
+    float* q = q_.data() + r * q_width;
+    norm_and_rotate(layer.q_norm, c.heads, r, q);
+    std::transform(q, q + q_width, q, [scale](float x) { return x * scale; });
+    norm_and_rotate(layer.k_norm, c.kv_heads, r, k_.data() + r * kv_width);
+    Cache& cache = *blocks[static_cast<size_t>(r / c.block_size)].cache;
+    cache.write(index, cache.length + r % c.block_size, k_.data() + r * kv_width, v_.data() + r * kv_width);
+  });
   attend(index, blocks);
-  const LinearTask out[] = {{attended_.data(), q_width, rows, layer.o, update_.data(), c.hidden_size}};
+  const LinearTask out[] = {
+      {attended_.data(), q_width, rows, layer.o.panels(), update_.data(), c.hidden_size}};
   linear(out);
   std::transform(hidden_.begin(), hidden_.end(), update_.begin(), hidden_.begin(), std::plus<>());
 }
 
-// softmax(q k^T / sqrt(dim)) v, every position of a block over all committed ones and the block.
+// softmax(q k^T) v, every position of a block over all committed ones and the block.
 void DFlashDrafter::attend(int64_t index, std::span<const Block> blocks) {
   const DFlashConfig& c = config_;
   const int64_t q_width = c.heads * c.head_dim;
-  const float scale = 1.0f / std::sqrt(static_cast<float>(c.head_dim));
   std::vector<int64_t> first;  // scores of each block
   int64_t size = 0;
   for (const Block& block : blocks) {
@@ -415,26 +452,20 @@ void DFlashDrafter::attend(int64_t index, std::span<const Block> blocks) {
     linear(tasks_);
   };
   run([&](const Block& block, int64_t head, int64_t kv_head, float* scores, int64_t positions) {
-    return LinearTask{q_.data() + block.row * q_width + head * c.head_dim, q_width, c.block_size,
-                      block.cache->keys(index, kv_head, positions),        scores,  positions};
+    const float* q = q_.data() + block.row * q_width + head * c.head_dim;
+    return LinearTask{q,      q_width,  c.block_size, block.cache->keys(index, kv_head, positions),
+                      scores, positions};
   });
   for (size_t b = 0; b < blocks.size(); ++b) {
     const int64_t positions = blocks[b].cache->length + c.block_size;
     parallel_rows(c.heads * c.block_size, positions, [&](int64_t row) {
-      float* scores = scores_.data() + first[b] + row * positions;
-      for (int64_t i = 0; i < positions; ++i)
-        scores[i] *= scale;
-      best_ops_target().softmax(scores, positions);
+      best_ops_target().softmax(scores_.data() + first[b] + row * positions, positions);
     });
   }
   run([&](const Block& block, int64_t head, int64_t kv_head, float* scores, int64_t positions) {
-    return LinearTask{scores,
-                      positions,
-                      c.block_size,
-                      block.cache->values(index, kv_head, positions),
-                      attended_.data() + block.row * q_width + head * c.head_dim,
-                      q_width,
-                      /*turned=*/true};
+    float* out = attended_.data() + block.row * q_width + head * c.head_dim;
+    return LinearTask{scores, positions, c.block_size, block.cache->values(index, kv_head, positions),
+                      out,    q_width};
   });
 }
 

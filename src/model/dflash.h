@@ -51,7 +51,7 @@ class DFlashDrafter : public Drafter {
  private:
   struct Layer {
     std::vector<float> attention_norm, q_norm, k_norm, mlp_norm;
-    Matrix q, k, v, o;
+    Packed q, k, v, o;
     Mlp mlp;
   };
   class Cache;
@@ -64,21 +64,26 @@ class DFlashDrafter : public Drafter {
   explicit DFlashDrafter(const TargetModel& target) : target_(target) {}
   std::string weight_prefix() const;
   Status load_layer(int64_t index);
+  std::span<const float> run(std::span<const DraftQuery> queries);
   void compute_pending(Cache& cache);
   void attention(int64_t index, std::span<const Block> blocks);
   void attend(int64_t index, std::span<const Block> blocks);
-  void norm_and_rotate(const std::vector<float>& norm, int64_t heads, int64_t position, float* x) const;
+  void norm_rows(const std::vector<float>& norm, int64_t rows, const float* x, float* out) const;
+  void prepare_angles(int64_t rows);
+  void angles(int64_t position, int64_t row);
+  void norm_and_rotate(const std::vector<float>& norm, int64_t heads, int64_t row, float* x) const;
 
   const TargetModel& target_;
   DFlashConfig config_;
   Weights weights_;
-  Matrix fc_;  // [hidden, target layers * hidden]
+  Packed fc_;  // [hidden, target layers * hidden]
   std::vector<float> hidden_norm_;
   std::vector<float> norm_;
   std::vector<Layer> layers_;
 
   // Memory kept from call to call.
   std::vector<float> hidden_, normed_, update_, q_, k_, v_, attended_, scores_, context_, logits_;
+  std::vector<float> cosine_, sine_;  // [rows, head_dim / 2]
   std::vector<LinearTask> tasks_;
   MlpScratch mlp_;
 };

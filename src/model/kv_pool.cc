@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <new>
 
 #include "core/checked.h"
 #include "tree/compaction.h"
@@ -42,8 +41,8 @@ Result<KvPool> KvPool::create(int64_t layers, int64_t slots, int64_t width, DTyp
   const auto row = checked_mul(width, dtype_size(dtype));
   const auto layer = row ? checked_mul(*row, slots) : row;
   const auto bytes = layer ? checked_mul(*layer, layers) : layer;
-  std::unique_ptr<std::byte[]> rows;
-  if (bytes) rows.reset(new (std::nothrow) std::byte[static_cast<size_t>(*bytes)]);
+  Memory rows;
+  if (bytes) rows = hwy::AllocateAligned<std::byte>(static_cast<size_t>(*bytes));
   if (rows == nullptr) {
     return fail(KDTREE_OUT_OF_MEMORY, "no memory for a KV pool of {} layers, {} slots of {} {}", layers,
                 slots, width, dtype_name(dtype));
@@ -51,7 +50,7 @@ Result<KvPool> KvPool::create(int64_t layers, int64_t slots, int64_t width, DTyp
   return KvPool(std::move(rows), layers, slots, width, dtype);
 }
 
-KvPool::KvPool(std::unique_ptr<std::byte[]> rows, int64_t layers, int64_t slots, int64_t width, DType dtype)
+KvPool::KvPool(Memory rows, int64_t layers, int64_t slots, int64_t width, DType dtype)
     : rows_(std::move(rows)),
       layers_(layers),
       slots_(slots),

@@ -3,9 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
+
+#include <hwy/aligned_allocator.h>
 
 #include "core/dtype.h"
 #include "core/status.h"
@@ -48,9 +49,11 @@ class KvPool {
   void move(std::span<const int64_t> from, std::span<const int64_t> to);
 
  private:
-  KvPool(std::unique_ptr<std::byte[]> rows, int64_t layers, int64_t slots, int64_t width, DType dtype);
+  using Memory = hwy::AlignedFreeUniquePtr<std::byte[]>;
 
-  std::unique_ptr<std::byte[]> rows_;  // [layers, slots, width]
+  KvPool(Memory rows, int64_t layers, int64_t slots, int64_t width, DType dtype);
+
+  Memory rows_;  // [layers, slots, width]
   int64_t layers_;
   int64_t slots_;
   int64_t row_bytes_;

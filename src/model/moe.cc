@@ -31,8 +31,8 @@ void mlps_forward(std::span<const MlpPart> parts, int64_t hidden, int64_t interm
   for (const MlpPart& part : parts) {
     const float* from = x + part.row * hidden;
     const int64_t at = part.row * intermediate;
-    tasks.push_back({from, hidden, part.rows, part.mlp->gate, gate + at, intermediate});
-    tasks.push_back({from, hidden, part.rows, part.mlp->up, up + at, intermediate});
+    tasks.push_back({from, hidden, part.rows, part.mlp->gate.panels(), gate + at, intermediate});
+    tasks.push_back({from, hidden, part.rows, part.mlp->up.panels(), up + at, intermediate});
   }
   linear(tasks);
   parallel_rows(rows, intermediate, [&](int64_t r) {
@@ -41,7 +41,7 @@ void mlps_forward(std::span<const MlpPart> parts, int64_t hidden, int64_t interm
   });
   tasks.clear();
   for (const MlpPart& part : parts) {
-    tasks.push_back({gate + part.row * intermediate, intermediate, part.rows, part.mlp->down,
+    tasks.push_back({gate + part.row * intermediate, intermediate, part.rows, part.mlp->down.panels(),
                      out + part.row * hidden, hidden});
   }
   linear(tasks);
@@ -51,7 +51,7 @@ void mlps_forward(std::span<const MlpPart> parts, int64_t hidden, int64_t interm
 
 void mlp_forward(const Mlp& mlp, std::span<const float> x, int64_t rows, float* out, MlpScratch& scratch) {
   const MlpPart parts[] = {{&mlp, 0, rows}};
-  mlps_forward(parts, mlp.gate.columns, mlp.gate.rows, x.data(), out, scratch);
+  mlps_forward(parts, mlp.gate.panels().inputs, mlp.gate.panels().outputs, x.data(), out, scratch);
 }
 
 void route(std::span<const float> scores, std::span<const float> bias, const MoeConfig& config,
@@ -102,10 +102,10 @@ void route(std::span<const float> scores, std::span<const float> bias, const Moe
 
 void moe_forward(const Moe& moe, const MoeConfig& config, std::span<const float> x, int64_t rows, float* out,
                  MlpScratch& scratch) {
-  const int64_t hidden = moe.router.columns;
+  const int64_t hidden = moe.router.panels().inputs;
   const auto per_token = static_cast<size_t>(config.experts_per_token);
-  const LinearTask router[] = {
-      {x.data(), hidden, rows, moe.router, grown(scratch.scores, rows * config.experts), config.experts}};
+  const LinearTask router[] = {{x.data(), hidden, rows, moe.router.panels(),
+                                grown(scratch.scores, rows * config.experts), config.experts}};
   linear(router);
   scratch.chosen.resize(static_cast<size_t>(rows) * per_token);
   grown(scratch.weights, rows * config.experts_per_token);
@@ -144,7 +144,7 @@ void moe_forward(const Moe& moe, const MoeConfig& config, std::span<const float>
     for (int64_t c = 0; c < hidden; ++c)
       to[c] += weight * outputs[i * hidden + c];
   }
-  if (moe.shared.gate.data == nullptr) return;
+  if (moe.shared.gate.empty()) return;
   mlp_forward(moe.shared, x, rows, outputs, scratch);
   for (int64_t i = 0; i < rows * hidden; ++i)
     out[i] += outputs[i];

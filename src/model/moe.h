@@ -13,16 +13,16 @@ namespace kdtree {
 
 // SwiGLU: down(silu(gate x) * up x).
 struct Mlp {
-  Matrix gate;  // [intermediate, hidden]
-  Matrix up;    // [intermediate, hidden]
-  Matrix down;  // [hidden, intermediate]
+  Packed gate;  // [intermediate, hidden]
+  Packed up;    // [intermediate, hidden]
+  Packed down;  // [hidden, intermediate]
 };
 
 struct Moe {
-  Matrix router;             // [experts, hidden]
+  Packed router;             // [experts, hidden]
   std::vector<float> bias;   // [experts] e_score_correction_bias
   std::vector<Mlp> experts;  // [experts]
-  Mlp shared;                // absent (gate.data null) without shared experts
+  Mlp shared;                // absent (gate empty) without shared experts
 };
 
 // Memory that is kept from call to call.

@@ -28,10 +28,7 @@ namespace kdtree {
 namespace HWY_NAMESPACE {
 namespace {
 
-// Weight rows that stay in the first-level cache while all rows of x pass.
-constexpr int64_t kColumnGroup = 12;
-
-// Elements of a weight as a vector of floats; `count` < kLanes of them, the other lanes 0.
+// Elements of a weight as a vector of floats.
 HWY_INLINE Vector load(const float* from) {
   return hn::LoadU(Floats(), from);
 }
@@ -53,171 +50,108 @@ HWY_INLINE Vector load(const hwy::float16_t* from) {
   return hn::PromoteTo(Floats(), hn::LoadU(hn::Rebind<hwy::float16_t, Floats>(), from));
 }
 #endif
-template <class T>
-HWY_INLINE Vector load_some(const T* from, int64_t count) {
-  T padded[kLanes] = {};
-  std::memcpy(padded, from, static_cast<size_t>(count) * sizeof(T));
-  return load(padded);
+// `count` < kLanes floats, the other lanes 0.
+HWY_INLINE Vector load_some(const float* from, int64_t count) {
+  float padded[kLanes] = {};
+  std::copy_n(from, count, padded);
+  return hn::LoadU(Floats(), padded);
 }
 
-// to[c * kRows + r] = dot(x row r, weight row c) over n columns.
-template <size_t kRows, size_t kColumns, class T>
-HWY_INLINE void dot_products(const float* const* x, const T* const* weight, int64_t n, float* to) {
-  static_assert(kRows * kColumns % 4 == 0, "sums_of_lanes takes four");
+// A row's outputs of one panel, of which `count` are there.
+HWY_INLINE void store_panel(const Vector* sums, float* to, int64_t count) {
   const Floats d;
-  Vector sums[kRows * kColumns];
-  unroll<kRows * kColumns>([&](auto i) KDTREE_INLINE { sums[i] = hn::Zero(d); });
-  const auto step = [&](const auto& load_x, const auto& load_weight) KDTREE_INLINE {
-    Vector w[kColumns];
-    unroll<kColumns>([&](auto c) KDTREE_INLINE { w[c] = load_weight(weight[c]); });
-    unroll<kRows>([&](auto r) KDTREE_INLINE {
-      const Vector v = load_x(x[r]);
-      unroll<kColumns>([&](auto c) KDTREE_INLINE {
-        Vector& sum = sums[c * kRows + r];
-        sum = hn::MulAdd(v, w[c], sum);
-      });
-    });
-  };
-  int64_t k = 0;
-  for (; k + kLanes <= n; k += kLanes) {
-    step([&](const float* row) KDTREE_INLINE { return hn::LoadU(d, row + k); },
-         [&](const T* row) KDTREE_INLINE { return load(row + k); });
+  if (count < kPanel) {
+    float whole[kPanel];
+    store_panel(sums, whole, kPanel);
+    std::copy_n(whole, count, to);
+    return;
   }
-  if (k < n) {
-    step([&](const float* row) KDTREE_INLINE { return load_some(row + k, n - k); },
-         [&](const T* row) KDTREE_INLINE { return load_some(row + k, n - k); });
-  }
-  const hn::FixedTag<float, 4> quad;
-  unroll<kRows * kColumns / 4>(
-      [&](auto i) KDTREE_INLINE { hn::StoreU(sums_of_lanes(&sums[4 * i]), quad, to + 4 * i); });
+  unroll<kPanel / kLanes>(
+      [&](auto v) KDTREE_INLINE { hn::StoreU(sums[v], d, to + static_cast<int64_t>(v) * kLanes); });
 }
 
-// Outputs [column, column + columns) of kRows rows, of which `rows` are there, over weight columns
-// [begin, end): stored when begin is 0, else added.
-template <size_t kRows, size_t kColumns, class T>
-void linear_tile(const LinearTask& task, int64_t row, int64_t rows, int64_t column, int64_t columns,
-                 int64_t begin, int64_t end) {
-  const float* x[kRows];
-  for (size_t r = 0; r < kRows; ++r)
-    x[r] = task.x + (row + std::min<int64_t>(static_cast<int64_t>(r), rows - 1)) * task.x_stride + begin;
-  for (int64_t c = 0; c < columns; c += kColumns) {
-    const int64_t used = std::min<int64_t>(kColumns, columns - c);
-    const T* weight[kColumns];
-    for (size_t i = 0; i < kColumns; ++i) {
-      const int64_t at = column + c + std::min<int64_t>(static_cast<int64_t>(i), used - 1);
-      weight[i] = static_cast<const T*>(task.weight.row(at)) + begin;
-    }
-    float products[kRows * kColumns];
-    dot_products<kRows, kColumns>(x, weight, end - begin, products);
-    for (int64_t r = 0; r < rows; ++r) {
-      float* y = task.y + (row + r) * task.y_stride + column + c;
-      for (int64_t i = 0; i < used; ++i) {
-        const float sum = products[i * static_cast<int64_t>(kRows) + r];
-        y[i] = begin == 0 ? sum : y[i] + sum;
-      }
-    }
-  }
-}
+// Inputs whose weights are fetched before their turn: the processor does not look as far ahead as memory is
+// away.
+constexpr int64_t kInputsAhead = 32;
 
-// Register tiles: accumulators, one vector a weight row and one of x must fit the registers.
-template <class T>
-void linear_columns(const LinearTask& task, int64_t column_begin, int64_t column_end) {
-  constexpr size_t kFour = kManyRegisters ? 6 : 3;
-  constexpr size_t kTwo = 6;
-  constexpr size_t kOne = kManyRegisters ? 12 : 8;
-  const int64_t k = task.weight.columns;
-  for (int64_t begin = 0; begin < k; begin += kLinearBlock) {
-    const int64_t end = std::min(begin + kLinearBlock, k);
-    for (int64_t column = column_begin; column < column_end; column += kColumnGroup) {
-      const int64_t columns = std::min(kColumnGroup, column_end - column);
-      for (int64_t row = 0; row < task.rows; row += 4) {
-        const int64_t rows = std::min<int64_t>(4, task.rows - row);
-        if (rows > 2) {
-          linear_tile<4, kFour, T>(task, row, rows, column, columns, begin, end);
-        } else if (rows == 2) {
-          linear_tile<2, kTwo, T>(task, row, rows, column, columns, begin, end);
-        } else {
-          linear_tile<1, kOne, T>(task, row, rows, column, columns, begin, end);
-        }
-      }
-    }
-  }
-}
-
-// Outputs [column, column + kVectors vectors) of kRows rows, of which `rows` are there: the inputs one after
-// the other. The last `missing` lanes are not there.
-template <size_t kRows, size_t kVectors, class T>
-HWY_INLINE void turned_tile(const LinearTask& task, int64_t row, int64_t rows, int64_t column,
-                            int64_t missing) {
+// kRows rows of kPanels panels. Each output has its own accumulator, so no result depends on the tile.
+template <size_t kRows, size_t kPanels, class T>
+HWY_INLINE void linear_tile(const LinearTask& task, int64_t row, int64_t panel) {
+  constexpr size_t kEach = kPanel / kLanes;
+  constexpr size_t kVectors = kPanels * kEach;
   const Floats d;
-  const float* x[kRows];
-  for (size_t r = 0; r < kRows; ++r)
-    x[r] = task.x + (row + std::min<int64_t>(static_cast<int64_t>(r), rows - 1)) * task.x_stride;
+  const Panels& w = task.weight;
+  const float* x = task.x + row * task.x_stride;
+  const T* weight = static_cast<const T*>(w.data) + panel * w.panel_stride;
   Vector sums[kRows * kVectors];
   unroll<kRows * kVectors>([&](auto i) KDTREE_INLINE { sums[i] = hn::Zero(d); });
-  for (int64_t k = 0; k < task.weight.rows; ++k) {
-    const T* from = static_cast<const T*>(task.weight.row(k)) + column;
-    Vector w[kVectors];
+  for (int64_t k = 0; k < w.inputs; ++k) {
+    unroll<kPanels>([&](auto p) KDTREE_INLINE {
+      __builtin_prefetch(weight + static_cast<int64_t>(p) * w.panel_stride + kInputsAhead * w.input_stride);
+    });
+    Vector loaded[kVectors];
     unroll<kVectors>([&](auto v) KDTREE_INLINE {
-      const int64_t at = static_cast<int64_t>(v) * kLanes;
-      w[v] = v + 1 < kVectors || missing == 0 ? load(from + at) : load_some(from + at, kLanes - missing);
+      loaded[v] = load(weight + static_cast<int64_t>(v / kEach) * w.panel_stride +
+                       static_cast<int64_t>(v % kEach) * kLanes);
     });
     unroll<kRows>([&](auto r) KDTREE_INLINE {
-      const Vector factor = hn::Set(d, x[r][k]);
+      const Vector factor = hn::Set(d, x[static_cast<int64_t>(r) * task.x_stride + k]);
       unroll<kVectors>([&](auto v) KDTREE_INLINE {
         Vector& sum = sums[r * kVectors + v];
-        sum = hn::MulAdd(factor, w[v], sum);
+        sum = hn::MulAdd(factor, loaded[v], sum);
       });
     });
+    weight += w.input_stride;
   }
-  float out[kRows * kVectors * kLanes];
-  unroll<kRows * kVectors>(
-      [&](auto i) KDTREE_INLINE { hn::StoreU(sums[i], d, out + static_cast<int64_t>(i) * kLanes); });
-  constexpr int64_t kWidth = kVectors * kLanes;
-  for (int64_t r = 0; r < rows; ++r)
-    std::copy_n(out + r * kWidth, kWidth - missing, task.y + (row + r) * task.y_stride + column);
+  unroll<kRows>([&](auto r) KDTREE_INLINE {
+    unroll<kPanels>([&](auto p) KDTREE_INLINE {
+      const int64_t output = (panel + static_cast<int64_t>(p)) * kPanel;
+      store_panel(&sums[r * kVectors + p * kEach],
+                  task.y + (row + static_cast<int64_t>(r)) * task.y_stride + output,
+                  std::min(kPanel, w.outputs - output));
+    });
+  });
 }
 
-template <size_t kVectors, class T>
-void turned_columns(const LinearTask& task, int64_t column, int64_t missing) {
-  for (int64_t row = 0; row < task.rows; row += 4) {
-    const int64_t rows = std::min<int64_t>(4, task.rows - row);
-    if (rows > 1) {
-      turned_tile<4, kVectors, T>(task, row, rows, column, missing);
-    } else {
-      turned_tile<1, kVectors, T>(task, row, rows, column, missing);
+// Rows times panels of which the registers hold accumulators, besides the weights and one row's factor.
+constexpr size_t kRegisterPanels = (kManyRegisters ? 24 : 12) * kLanes / kPanel;
+constexpr int64_t kMostRows = std::min<int64_t>(8, kRegisterPanels);
+
+// The outputs of kRows rows in panels [begin, end).
+template <size_t kRows, class T>
+void linear_rows(const LinearTask& task, int64_t row, int64_t begin, int64_t end) {
+  constexpr size_t kWide = std::clamp<size_t>(kRegisterPanels / kRows, 1, kPanelGroup);
+  for (; begin + static_cast<int64_t>(kWide) <= end; begin += kWide)
+    linear_tile<kRows, kWide, T>(task, row, begin);
+  for (; begin < end; ++begin)
+    linear_tile<kRows, 1, T>(task, row, begin);
+}
+
+template <class T>
+void typed_part(const LinearTask& task, int64_t begin, int64_t end) {
+  for (; begin < end; begin += kPanelGroup) {
+    const int64_t group_end = std::min(begin + kPanelGroup, end);
+    int64_t row = 0;
+    for (; row + kMostRows <= task.rows; row += kMostRows)
+      linear_rows<kMostRows, T>(task, row, begin, group_end);
+    if (kMostRows > 4 && row + 4 <= task.rows) {
+      linear_rows<4, T>(task, row, begin, group_end);
+      row += 4;
     }
+    for (; row + 2 <= task.rows; row += 2)
+      linear_rows<2, T>(task, row, begin, group_end);
+    if (row < task.rows) linear_rows<1, T>(task, row, begin, group_end);
   }
 }
 
-template <class T>
-void turned_part(const LinearTask& task, int64_t column_begin, int64_t column_end) {
-  // Accumulators of four rows, and a vector of weights for each.
-  constexpr int64_t kMost = kManyRegisters ? 6 : 3;
-  int64_t column = column_begin;
-  for (; column + kMost * kLanes <= column_end; column += kMost * kLanes)
-    turned_columns<kMost, T>(task, column, 0);
-  for (; column < column_end; column += kLanes)
-    turned_columns<1, T>(task, column, std::max<int64_t>(0, column + kLanes - column_end));
-}
-
-template <class T>
-void typed_part(const LinearTask& task, int64_t column_begin, int64_t column_end) {
-  if (task.turned) {
-    turned_part<T>(task, column_begin, column_end);
-  } else {
-    linear_columns<T>(task, column_begin, column_end);
-  }
-}
-
-void linear_part(const LinearTask& task, int64_t column_begin, int64_t column_end) {
+void linear_part(const LinearTask& task, int64_t begin, int64_t end) {
   switch (task.weight.dtype) {
     case DType::bf16:
-      return typed_part<uint16_t>(task, column_begin, column_end);
+      return typed_part<uint16_t>(task, begin, end);
     case DType::f16:
-      return typed_part<hwy::float16_t>(task, column_begin, column_end);
+      return typed_part<hwy::float16_t>(task, begin, end);
     default:
-      return typed_part<float>(task, column_begin, column_end);
+      return typed_part<float>(task, begin, end);
   }
 }
 
@@ -276,7 +210,15 @@ void swiglu(const float* gate, const float* up, int64_t n, float* out) {
 
 void softmax(float* x, int64_t n) {
   const Floats d;
-  const auto most = hn::Set(d, *std::max_element(x, x + n));
+  Vector largest = hn::Set(d, x[0]);
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    largest = hn::Max(largest, hn::LoadU(d, x + i));
+  for (; i < n; ++i)
+    largest = hn::Max(largest, hn::Set(d, x[i]));
+  float lanes[kLanes];
+  hn::StoreU(largest, d, lanes);
+  const auto most = hn::Set(d, *std::max_element(lanes, lanes + kLanes));
   Vector sums = hn::Zero(d);
   for_each_vector(n, [&](int64_t at, const auto& load_from, const auto& store_to) KDTREE_INLINE {
     Vector v = hn::Exp(d, hn::Sub(load_from(x), most));
@@ -304,17 +246,43 @@ HWY_AFTER_NAMESPACE();
 namespace kdtree {
 namespace {
 
-// Products of one piece of work: handing it to another thread costs a few microseconds.
-constexpr int64_t kProductsPerUnit = 1 << 17;
+// Products of one piece of work: some microseconds, of which handing it to a thread is a small part.
+constexpr int64_t kProductsPerUnit = 1 << 15;
 
-// Outputs of a task that one thread computes at once.
-int64_t columns_per_unit(const LinearTask& task) {
-  const int64_t round = task.turned ? 96 : 24;  // whole register tiles
-  const int64_t per_column = std::max<int64_t>(1, task.rows * task.inputs());
-  return ceil_div(ceil_div(kProductsPerUnit, per_column), round) * round;
+// Panels of a task that one thread computes at once.
+int64_t panels_per_unit(const LinearTask& task) {
+  const int64_t products = std::max<int64_t>(1, task.rows * task.weight.inputs * kPanel);
+  const int64_t panels = kProductsPerUnit / products / kPanelGroup * kPanelGroup;
+  return std::max(panels, task.rows > 4 ? kPanelGroup / 2 : kPanelGroup);
+}
+
+template <class T>
+void pack_panel(const Matrix& matrix, int64_t panel, T* to) {
+  const int64_t count = std::min(kPanel, matrix.rows - panel * kPanel);
+  for (int64_t i = 0; i < count; ++i) {
+    const T* from = static_cast<const T*>(matrix.row(panel * kPanel + i));
+    for (int64_t k = 0; k < matrix.columns; ++k)
+      to[k * kPanel + i] = from[k];
+  }
 }
 
 }  // namespace
+
+Packed::Packed(const Matrix& matrix) {
+  const int64_t count = ceil_div(matrix.rows, kPanel);
+  const int64_t size = matrix.columns * kPanel;
+  const auto bytes = static_cast<size_t>(count * size * dtype_size(matrix.dtype));
+  memory_ = hwy::AllocateAligned<std::byte>(bytes);
+  std::fill_n(memory_.get(), bytes, std::byte{0});
+  panels_ = {memory_.get(), matrix.dtype, matrix.columns, matrix.rows, kPanel, size};
+  parallel_rows(count, size, [&](int64_t panel) {
+    if (matrix.dtype == DType::f32) {
+      pack_panel(matrix, panel, reinterpret_cast<float*>(memory_.get()) + panel * size);
+    } else {
+      pack_panel(matrix, panel, reinterpret_cast<uint16_t*>(memory_.get()) + panel * size);
+    }
+  });
+}
 
 std::span<const OpsTarget> ops_targets() {
   static const OpsTarget table[] = {
@@ -346,7 +314,7 @@ void linear(std::span<const LinearTask> tasks, const OpsTarget& target) {
   first_unit.reserve(tasks.size());
   for (const LinearTask& task : tasks) {
     first_unit.push_back(units);
-    units += ceil_div(task.outputs(), columns_per_unit(task));
+    units += ceil_div(ceil_div(task.weight.outputs, kPanel), panels_per_unit(task));
   }
   std::atomic<int64_t> next = 0;
   parallel_run(std::min(thread_limit(), units), [&](int64_t) {
@@ -354,9 +322,9 @@ void linear(std::span<const LinearTask> tasks, const OpsTarget& target) {
       const auto after = std::upper_bound(first_unit.begin(), first_unit.end(), unit);
       const auto index = static_cast<size_t>(after - first_unit.begin()) - 1;
       const LinearTask& task = tasks[index];
-      const int64_t columns = columns_per_unit(task);
-      const int64_t begin = (unit - first_unit[index]) * columns;
-      target.linear_part(task, begin, std::min(begin + columns, task.outputs()));
+      const int64_t panels = panels_per_unit(task);
+      const int64_t begin = (unit - first_unit[index]) * panels;
+      target.linear_part(task, begin, std::min(begin + panels, ceil_div(task.weight.outputs, kPanel)));
     }
   });
 }

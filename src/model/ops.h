@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <span>
 
+#include <hwy/aligned_allocator.h>
+
 #include "core/dtype.h"
 
 namespace kdtree {
@@ -24,26 +26,54 @@ struct Matrix {
   Matrix slice(int64_t begin, int64_t count) const { return {row(begin), dtype, count, columns, row_stride}; }
 };
 
-// y[r][n] = sum over k of x[r][k] * weight[n][k], or, turned, of x[r][k] * weight[k][n]. Strides count
-// elements.
+// Outputs of a weight that lie side by side.
+inline constexpr int64_t kPanel = 16;
+// Panels that stay in the second-level cache while all rows pass: enough accumulators for a single row.
+inline constexpr int64_t kPanelGroup = 6;
+
+// A weight as linear() wants it: panels of kPanel outputs, each [inputs, kPanel]. The last one is readable in
+// whole as well, whatever it holds beyond the outputs.
+struct Panels {
+  const void* data = nullptr;
+  DType dtype = DType::f32;  // f32, bf16 or f16; aligned for it
+  int64_t inputs = 0;
+  int64_t outputs = 0;
+  int64_t input_stride = 0;  // elements
+  int64_t panel_stride = 0;  // elements
+
+  // Of a row-major [inputs, outputs], where it lies. Its rows are readable up to whole panels.
+  static Panels of(const Matrix& m) { return {m.data, m.dtype, m.rows, m.columns, m.row_stride, kPanel}; }
+};
+
+// A copy of a matrix whose rows are outputs, as panels: what linear() reads then lies side by side.
+class Packed {
+ public:
+  Packed() = default;
+  explicit Packed(const Matrix& matrix);
+
+  const Panels& panels() const { return panels_; }
+  bool empty() const { return panels_.data == nullptr; }
+
+ private:
+  hwy::AlignedFreeUniquePtr<std::byte[]> memory_;
+  Panels panels_;
+};
+
+// y[r][n] = sum over k of x[r][k] * weight(k, n). Strides count elements.
 struct LinearTask {
-  const float* x;  // [rows, inputs()]
+  const float* x;  // [rows, weight.inputs]
   int64_t x_stride;
   int64_t rows;
-  Matrix weight;
-  float* y;  // [rows, outputs()], apart from x
+  Panels weight;
+  float* y;  // [rows, weight.outputs], apart from x
   int64_t y_stride;
-  bool turned = false;
-
-  int64_t inputs() const { return turned ? weight.rows : weight.columns; }
-  int64_t outputs() const { return turned ? weight.columns : weight.rows; }
 };
 
 // One SIMD target's code.
 struct OpsTarget {
   const char* name;  // "avx2"
   bool supported;    // by this machine
-  // Outputs [begin, end) of a task.
+  // Panels [begin, end) of a task.
   void (*linear_part)(const LinearTask&, int64_t begin, int64_t end);
   // out[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps); `out` may be `x`. [n] each.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
@@ -59,12 +89,8 @@ std::span<const OpsTarget> ops_targets();
 const OpsTarget& best_ops_target();
 
 // Runs the tasks on all threads: none may read what another writes. An output's products are summed in fp32
-// in an order that follows from its column and the number of inputs alone.
+// in the order of the inputs.
 void linear(std::span<const LinearTask> tasks, const OpsTarget& target = best_ops_target());
-
-// Inputs whose products are summed apart (unless turned), so that the rows that share them stay in the
-// first-level cache.
-inline constexpr int64_t kLinearBlock = 1024;
 
 // `count` elements of `from`, of a type as Matrix has, to floats.
 void to_floats(const void* from, DType dtype, int64_t count, float* out);

@@ -18,13 +18,14 @@ constexpr float kInnerNormEps = 1e-6f;
 
 struct TargetModel::Layer {
   std::vector<float> attention_norm;
-  Matrix q;    // [heads * (nope + rope), hidden], or, with q_lora_rank, [q_lora_rank, hidden]
-  Matrix q_b;  // [heads * (nope + rope), q_lora_rank]
+  Packed q;    // [heads * (nope + rope), hidden], or, with q_lora_rank, [q_lora_rank, hidden]
+  Packed q_b;  // [heads * (nope + rope), q_lora_rank]
   std::vector<float> q_norm;
-  Matrix kv;  // [latent + rope, hidden]
+  Packed kv;  // [latent + rope, hidden]
   std::vector<float> kv_norm;
-  Matrix kv_b;  // [heads * (nope + value), latent]
-  Matrix o;     // [hidden, heads * value]
+  std::vector<Panels> k_b;  // of each head, turned: [nope, latent]
+  std::vector<Packed> v_b;  // of each head [value, latent]
+  Packed o;                 // [hidden, heads * value]
   std::vector<float> mlp_norm;
   Mlp mlp;  // of a dense layer
   Moe moe;  // of any other
@@ -72,12 +73,11 @@ Result<TargetModel> TargetModel::load(const std::string& folder) {
   auto embedding = model.weights_.matrix(prefix + "embed_tokens.weight", c.vocab_size, c.hidden_size);
   KDTREE_RETURN_IF_ERROR(embedding);
   model.embedding_ = *embedding;
-  model.head_ = *embedding;
-  if (!c.tied_head) {
-    const auto head = model.weights_.matrix(c.weight_prefix + "lm_head.weight", c.vocab_size, c.hidden_size);
-    KDTREE_RETURN_IF_ERROR(head);
-    model.head_ = *head;
-  }
+  const auto head =
+      c.tied_head ? embedding
+                  : model.weights_.matrix(c.weight_prefix + "lm_head.weight", c.vocab_size, c.hidden_size);
+  KDTREE_RETURN_IF_ERROR(head);
+  model.head_ = Packed(*head);
   auto norm = model.weights_.vector(prefix + "norm.weight", c.hidden_size);
   KDTREE_RETURN_IF_ERROR(norm);
   model.norm_ = *std::move(norm);
@@ -100,7 +100,7 @@ Status TargetModel::load_layer(int64_t index) {
 
   const auto router = weights_.matrix(prefix + "mlp.gate.weight", c.moe.experts, c.hidden_size);
   KDTREE_RETURN_IF_ERROR(router);
-  layer.moe.router = *router;
+  layer.moe.router = Packed(*router);
   auto bias = weights_.vector(prefix + "mlp.gate.e_score_correction_bias", c.moe.experts);
   KDTREE_RETURN_IF_ERROR(bias);
   layer.moe.bias = *std::move(bias);
@@ -116,10 +116,17 @@ Status TargetModel::load_layer(int64_t index) {
 
 Status TargetModel::load_attention(const std::string& prefix, Layer& layer) {
   const ModelConfig& c = config_;
+  const int64_t head_rows = c.nope_dim + c.value_dim;
+  const auto kv_b = weights_.matrix(prefix + "self_attn.kv_b_proj.weight", c.heads * head_rows, c.latent_dim);
+  KDTREE_RETURN_IF_ERROR(kv_b);
+  for (int64_t h = 0; h < c.heads; ++h) {
+    layer.k_b.push_back(Panels::of(kv_b->slice(h * head_rows, c.nope_dim)));
+    layer.v_b.emplace_back(kv_b->slice(h * head_rows + c.nope_dim, c.value_dim));
+  }
   const int64_t query_width = c.heads * (c.nope_dim + c.rope_dim);
   const struct {
     const char* name;
-    Matrix* to;
+    Packed* to;
     int64_t rows;
     int64_t columns;
   } matrices[] = {
@@ -127,14 +134,13 @@ Status TargetModel::load_attention(const std::string& prefix, Layer& layer) {
        c.hidden_size},
       {"q_b_proj", &layer.q_b, query_width, c.q_lora_rank},
       {"kv_a_proj_with_mqa", &layer.kv, c.kv_width(), c.hidden_size},
-      {"kv_b_proj", &layer.kv_b, c.heads * (c.nope_dim + c.value_dim), c.latent_dim},
       {"o_proj", &layer.o, c.hidden_size, c.heads * c.value_dim},
   };
   for (const auto& [name, to, rows, columns] : matrices) {
     if (columns == 0) continue;  // no q_lora_rank
     const auto matrix = weights_.matrix(fmt::format("{}self_attn.{}.weight", prefix, name), rows, columns);
     KDTREE_RETURN_IF_ERROR(matrix);
-    *to = *matrix;
+    *to = Packed(*matrix);
   }
   const struct {
     const char* name;
@@ -159,7 +165,7 @@ Status TargetModel::load_mlp(const std::string& prefix, int64_t intermediate, Ml
   KDTREE_RETURN_IF_ERROR(up);
   const auto down = weights_.matrix(prefix + "down_proj.weight", config_.hidden_size, intermediate);
   KDTREE_RETURN_IF_ERROR(down);
-  mlp = {*gate, *up, *down};
+  mlp = {Packed(*gate), Packed(*up), Packed(*down)};
   return {};
 }
 
@@ -179,11 +185,16 @@ void TargetModel::embed(std::span<const int32_t> tokens, float* out) const {
 }
 
 void TargetModel::head(std::span<const float> hidden, int64_t rows, float* logits) const {
-  const LinearTask task[] = {{hidden.data(), config_.hidden_size, rows, head_, logits, config_.vocab_size}};
+  const LinearTask task[] = {
+      {hidden.data(), config_.hidden_size, rows, head_.panels(), logits, config_.vocab_size}};
   linear(task);
 }
 
 Result<ForwardOutput> TargetModel::forward(const ForwardBatch& batch, KvPool& pool) {
+  return with_team([&] { return run(batch, pool); });
+}
+
+Result<ForwardOutput> TargetModel::run(const ForwardBatch& batch, KvPool& pool) {
   KDTREE_RETURN_IF_ERROR(check(batch));
   prepare(batch);
   embed(batch.tokens, scratch_->hidden.data());
@@ -303,13 +314,13 @@ void TargetModel::add_attention(int64_t rows, const Layer& layer) {
   Scratch& s = *scratch_;
   s.tasks.clear();
   for (int64_t h = 0; h < c.heads; ++h) {
-    const Matrix uv = layer.kv_b.slice(h * (c.nope_dim + c.value_dim) + c.nope_dim, c.value_dim);
-    s.tasks.push_back({s.attended.data() + h * c.latent_dim, c.heads * c.latent_dim, rows, uv,
-                       s.values.data() + h * c.value_dim, c.heads * c.value_dim});
+    s.tasks.push_back({s.attended.data() + h * c.latent_dim, c.heads * c.latent_dim, rows,
+                       layer.v_b[static_cast<size_t>(h)].panels(), s.values.data() + h * c.value_dim,
+                       c.heads * c.value_dim});
   }
   linear(s.tasks);
   const LinearTask out[] = {
-      {s.values.data(), c.heads * c.value_dim, rows, layer.o, s.update.data(), c.hidden_size}};
+      {s.values.data(), c.heads * c.value_dim, rows, layer.o.panels(), s.update.data(), c.hidden_size}};
   linear(out);
   for (int64_t i = 0; i < rows * c.hidden_size; ++i)
     s.hidden[static_cast<size_t>(i)] += s.update[static_cast<size_t>(i)];
@@ -330,9 +341,9 @@ void TargetModel::project(const ForwardBatch& batch, const Layer& layer, int64_t
   });
   const bool low_rank = c.q_lora_rank > 0;
   const LinearTask in[] = {
-      {s.normed.data(), c.hidden_size, rows, layer.q, low_rank ? s.q_low.data() : s.q.data(),
+      {s.normed.data(), c.hidden_size, rows, layer.q.panels(), low_rank ? s.q_low.data() : s.q.data(),
        low_rank ? c.q_lora_rank : q_width},
-      {s.normed.data(), c.hidden_size, rows, layer.kv, s.kv.data(), c.kv_width()},
+      {s.normed.data(), c.hidden_size, rows, layer.kv.panels(), s.kv.data(), c.kv_width()},
   };
   linear(in);
   if (low_rank) {
@@ -340,7 +351,7 @@ void TargetModel::project(const ForwardBatch& batch, const Layer& layer, int64_t
       float* q = s.q_low.data() + t * c.q_lora_rank;
       ops.rms_norm(q, layer.q_norm.data(), kInnerNormEps, c.q_lora_rank, q);
     });
-    const LinearTask up[] = {{s.q_low.data(), c.q_lora_rank, rows, layer.q_b, s.q.data(), q_width}};
+    const LinearTask up[] = {{s.q_low.data(), c.q_lora_rank, rows, layer.q_b.panels(), s.q.data(), q_width}};
     linear(up);
   }
   parallel_rows(rows, q_width, [&](int64_t t) {
@@ -358,9 +369,8 @@ void TargetModel::project(const ForwardBatch& batch, const Layer& layer, int64_t
   });
   s.tasks.clear();
   for (int64_t h = 0; h < c.heads; ++h) {
-    const Matrix uk = layer.kv_b.slice(h * (c.nope_dim + c.value_dim), c.nope_dim);
-    s.tasks.push_back({s.q.data() + h * head_width, q_width, rows, uk, s.absorbed.data() + h * c.kv_width(),
-                       c.heads * c.kv_width(), /*turned=*/true});
+    s.tasks.push_back({s.q.data() + h * head_width, q_width, rows, layer.k_b[static_cast<size_t>(h)],
+                       s.absorbed.data() + h * c.kv_width(), c.heads * c.kv_width()});
   }
   linear(s.tasks);
 }

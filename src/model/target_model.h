@@ -85,6 +85,7 @@ class TargetModel {
   Status load_layer(int64_t index);
   Status load_attention(const std::string& prefix, Layer& layer);
   Status load_mlp(const std::string& prefix, int64_t intermediate, Mlp& mlp);
+  Result<ForwardOutput> run(const ForwardBatch& batch, KvPool& pool);
   Status check(const ForwardBatch& batch) const;
   void prepare(const ForwardBatch& batch);
   Result<ForwardOutput> finish(const ForwardBatch& batch, int64_t first_layer, KvPool& pool);
@@ -98,7 +99,7 @@ class TargetModel {
   ModelConfig config_;
   Weights weights_;
   Matrix embedding_;  // [vocab, hidden]
-  Matrix head_;       // [vocab, hidden]
+  Packed head_;       // [vocab, hidden]
   std::vector<float> norm_;
   std::vector<Layer> layers_;
   std::vector<int64_t> feature_layers_;

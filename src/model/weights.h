@@ -17,7 +17,7 @@ namespace kdtree {
 // FNV-1a over 64 bits, going on from an earlier hash: it tells files apart that nobody made to collide.
 uint64_t fnv1a(std::span<const std::byte> bytes, uint64_t seed = 14695981039346656037u);
 
-// The files stay mapped while the object lives, and matrices point into them.
+// The files stay mapped while the object lives, and matrices that were not packed point into them.
 class Weights {
  public:
   // Errors: KDTREE_IO_ERROR, KDTREE_INVALID_FILE.

@@ -1,5 +1,6 @@
 #include "model/ops.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include <tbb/task_arena.h>
 
 #include "cases/random.h"
+#include "core/parallel.h"
 #include "core/tensor.h"
 
 namespace kdtree {
@@ -33,6 +35,33 @@ Matrix view(const Tensor& weight) {
   return {weight.pointer(), weight.dtype, weight.shape[0], weight.shape[1], weight.shape[1]};
 }
 
+// As rows by input, [inputs, outputs], in memory of whole panels; or packed.
+class Weight {
+ public:
+  Weight(const Tensor& tensor, bool turned) {
+    if (!turned) {
+      packed_ = Packed(view(tensor));
+      return;
+    }
+    const int64_t stride = (tensor.shape[1] + kPanel - 1) / kPanel * kPanel;
+    padded_ = Tensor(tensor.dtype, {tensor.shape[0], stride});
+    for (int64_t i = 0; i < padded_.size(); ++i) {
+      const int64_t column = i % stride;
+      padded_.set(i, column < tensor.shape[1] ? tensor.value(i / stride * tensor.shape[1] + column)
+                                              : std::numeric_limits<double>::quiet_NaN());
+    }
+    Matrix matrix = view(padded_);
+    matrix.columns = tensor.shape[1];
+    turned_ = Panels::of(matrix);
+  }
+  const Panels& panels() const { return packed_.empty() ? turned_ : packed_.panels(); }
+
+ private:
+  Packed packed_;
+  Tensor padded_;
+  Panels turned_;
+};
+
 class Ops : public testing::TestWithParam<size_t> {
  protected:
   const OpsTarget& target() const { return ops_targets()[GetParam()]; }
@@ -44,7 +73,8 @@ class Ops : public testing::TestWithParam<size_t> {
     const int64_t inputs = weight.shape[turned ? 0 : 1];
     const int64_t outputs = weight.shape[turned ? 1 : 0];
     std::vector<float> y(static_cast<size_t>(rows * outputs), std::numeric_limits<float>::quiet_NaN());
-    const LinearTask task[] = {{x.data(), inputs, rows, view(weight), y.data(), outputs, turned}};
+    const Weight as(weight, turned);
+    const LinearTask task[] = {{x.data(), inputs, rows, as.panels(), y.data(), outputs}};
     linear(task, target());
     return y;
   }
@@ -53,8 +83,8 @@ class Ops : public testing::TestWithParam<size_t> {
 TEST_P(Ops, LinearIsTheProductInEveryTypeAndShape) {
   Random random(1);
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
-    for (const int64_t rows : {1, 2, 3, 4, 5, 7, 9}) {
-      for (const int64_t n : {1, 3, 6, 12, 13, 25}) {
+    for (const int64_t rows : {1, 2, 3, 4, 5, 7, 9, 15}) {
+      for (const int64_t n : {1, 12, 16, 25, 48, 100}) {
         for (const int64_t k : {1, 7, 16, 33, 1024, 1100}) {
           const bool turned = random.below(2) == 0;
           const Tensor weight = random_weight(random, dtype, turned ? k : n, turned ? n : k);
@@ -80,12 +110,12 @@ TEST_P(Ops, LinearIsTheProductInEveryTypeAndShape) {
 
 TEST_P(Ops, ARowsBitsDoNotDependOnTheRowsBesideIt) {
   Random random(2);
-  constexpr int64_t kRows = 11;
+  constexpr int64_t kRows = 17;
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const int64_t inputs : {5, 64, 1111, 2500, -5, -64, -300}) {
       const bool turned = inputs < 0;
       const int64_t k = std::abs(inputs);
-      const Tensor weight = random_weight(random, dtype, turned ? k : 50, turned ? 50 : k);
+      const Tensor weight = random_weight(random, dtype, turned ? k : 150, turned ? 150 : k);
       auto x = random_floats(random, kRows * k);
       const auto alone = [&](int64_t row) {
         return run({x.begin() + row * k, x.begin() + (row + 1) * k}, 1, weight, turned);
@@ -94,7 +124,7 @@ TEST_P(Ops, ARowsBitsDoNotDependOnTheRowsBesideIt) {
         const auto y = run(x, rows, weight, turned);
         for (int64_t r = 0; r < rows; ++r) {
           const auto single = alone(r);
-          ASSERT_EQ(std::memcmp(single.data(), y.data() + r * 50, 50 * sizeof(float)), 0)
+          ASSERT_EQ(std::memcmp(single.data(), y.data() + r * 150, 150 * sizeof(float)), 0)
               << rows << " rows, row " << r << ", k " << k;
         }
       }
@@ -102,7 +132,7 @@ TEST_P(Ops, ARowsBitsDoNotDependOnTheRowsBesideIt) {
       std::fill_n(x.begin(), k, std::numeric_limits<float>::quiet_NaN());
       const auto y = run(x, 3, weight, turned);
       const auto single = alone(2);
-      ASSERT_EQ(std::memcmp(single.data(), y.data() + 2 * 50, 50 * sizeof(float)), 0);
+      ASSERT_EQ(std::memcmp(single.data(), y.data() + 2 * 150, 150 * sizeof(float)), 0);
     }
   }
 }
@@ -113,10 +143,18 @@ TEST_P(Ops, ThreadsAndTasksDoNotChangeBits) {
   const Tensor b = random_weight(random, DType::f32, 33, 900);
   const auto x = random_floats(random, 5 * 900);
   std::vector<float> ya(5 * 700), yb(5 * 33);
-  const LinearTask tasks[] = {{x.data(), 900, 5, view(a), ya.data(), 700},
-                              {x.data(), 900, 5, view(b), yb.data(), 33}};
+  const Packed packed_a(view(a)), packed_b(view(b));
+  const LinearTask tasks[] = {{x.data(), 900, 5, packed_a.panels(), ya.data(), 700},
+                              {x.data(), 900, 5, packed_b.panels(), yb.data(), 33}};
   tbb::task_arena many(4);
   many.execute([&] { linear(tasks, target()); });
+  const auto plain_a = ya;
+  const auto plain_b = yb;
+  std::fill(ya.begin(), ya.end(), 0.0f);
+  std::fill(yb.begin(), yb.end(), 0.0f);
+  many.execute([&] { with_team([&] { linear(tasks, target()); }); });
+  EXPECT_EQ(ya, plain_a);
+  EXPECT_EQ(yb, plain_b);
   tbb::task_arena one(1);
   one.execute([&] {
     EXPECT_EQ(run(x, 5, a), ya);
@@ -129,7 +167,8 @@ TEST_P(Ops, StridesSelectPartsOfRows) {
   const Tensor weight = random_weight(random, DType::bf16, 30, 40);
   const auto x = random_floats(random, 3 * 100);
   std::vector<float> y(3 * 50, 7.0f);
-  const LinearTask task[] = {{x.data() + 10, 100, 3, view(weight).slice(5, 20), y.data() + 4, 50}};
+  const Packed part(view(weight).slice(5, 20));
+  const LinearTask task[] = {{x.data() + 10, 100, 3, part.panels(), y.data() + 4, 50}};
   linear(task, target());
   for (int64_t r = 0; r < 3; ++r) {
     const auto whole = run({x.begin() + r * 100 + 10, x.begin() + r * 100 + 50}, 1, weight);

@@ -89,22 +89,23 @@ HWY_INLINE void dot_tile(const float* const* query, const float* const* keys, in
   });
 }
 
-// out[r][c] += sum over i of weights[i * weight_stride + r] * values[i * value_stride + c], in the order of
-// i, for kSumRows rows and kVectors vectors of columns.
-template <class Products, size_t kVectors>
-HWY_INLINE void accumulate_tile(const float* weights, int64_t weight_stride, const float* values,
-                                int64_t value_stride, int64_t count, float* const* out, int64_t column) {
+// out[r][c] = sum over i of weights[i * weight_stride + r] * values[i][c], in the order of i, for kSumRows
+// rows and kVectors vectors of columns; or, kAdd, the same behind what is there.
+template <class Products, size_t kVectors, bool kAdd>
+HWY_INLINE void accumulate_tile(const float* weights, int64_t weight_stride, const float* const* values,
+                                int64_t count, float* const* out, int64_t column) {
   const Floats d;
   Vector sums[kSumRows * kVectors];
   unroll<kSumRows>([&](auto r) KDTREE_INLINE {
     unroll<kVectors>([&](auto v) KDTREE_INLINE {
-      sums[r * kVectors + v] = hn::LoadU(d, out[r] + column + static_cast<int64_t>(v) * kLanes);
+      sums[r * kVectors + v] =
+          kAdd ? hn::LoadU(d, out[r] + column + static_cast<int64_t>(v) * kLanes) : hn::Zero(d);
     });
   });
   for (int64_t i = 0; i < count; ++i) {
     Vector value[kVectors];
     unroll<kVectors>([&](auto v) KDTREE_INLINE {
-      value[v] = hn::LoadU(d, values + i * value_stride + column + static_cast<int64_t>(v) * kLanes);
+      value[v] = hn::LoadU(d, values[i] + column + static_cast<int64_t>(v) * kLanes);
     });
     unroll<kSumRows>([&](auto r) KDTREE_INLINE {
       const Vector weight = hn::Set(d, weights[i * weight_stride + static_cast<int64_t>(r)]);

@@ -34,9 +34,6 @@ using Words = hn::RebindToUnsigned<Floats>;
 constexpr float kNothing = Partial::kNothing;
 // Keys that stay in the first-level cache while all rows pass.
 constexpr int64_t kKeyGroup = 12;
-// Words of weights that accumulate_tile takes at once: the values that go with them stay in the first-level
-// cache and its TLB while all rows pass.
-constexpr int64_t kValueGroup = 64;
 static_assert(kKeyGroup % kDotKeys == 0);
 
 // The upper half of each word: its float rounded to bf16, to nearest even.
@@ -80,12 +77,11 @@ void convert(const void* from, DType dtype, int64_t offset, int64_t count, float
 
 // Keys and values of a block as the products want them.
 struct Block {
-  const float* const* keys;  // of each position
-  const float* values;       // [positions / kPerWord, value_stride]
-  int64_t value_stride;
+  const float* const* keys;    // of each position
+  const float* const* values;  // of each word of positions
 };
 
-// One tile over one range of positions.
+// One tile over one block of positions.
 template <class Products>
 class Attend {
   static constexpr int64_t kPerWord = Products::kPerWord;
@@ -105,35 +101,37 @@ class Attend {
         prefix_(tile.view.prefix_length),
         keys_(p, tile.view, b.path) {}
 
+  // Positions [begin, end).
   void run(int64_t begin, int64_t end) {
     int64_t deepest = 0;
     load_query();
     std::fill_n(b_.partial.max, rows_stride_, kNothing);
     std::fill_n(b_.partial.sum, rows_stride_, 0.0f);
-    std::fill_n(b_.partial.out, rows_stride_ * latent_, 0.0f);
     std::fill(b_.unused_out.begin(), b_.unused_out.end(), 0.0f);
     for (int64_t node = tile_.node_begin; node < tile_.node_end; ++node) {
       keys_.select(tile_.parents, node);
       deepest = std::max(deepest, keys_.count());
     }
-    end = std::min(end, deepest);
-    for (int64_t block = begin; block < end; block += kBlock)
-      run_block(block, std::min(kBlock, end - block));
+    if (begin < deepest) run_block(begin, std::min(end, deepest) - begin);
   }
 
  private:
   void load_query() {
-    std::fill(b_.query.begin(), b_.query.end(), 0.0f);
     const auto dtype = static_cast<DType>(p_.q_dtype);
-    for (int64_t r = 0; r < rows_; ++r) {
-      const int64_t t = tile_.view.row_begin + tile_.node_begin + r / heads_;
-      const int64_t from = t * q_token_stride(p_) + r % heads_ * q_head_stride(p_);
-      float* to = &b_.query[static_cast<size_t>(r * row_stride_)];
-      if constexpr (kPerWord == 1) {
-        convert(p_.q, dtype, from, row_width(p_), to);
+    const bool in_place = kPerWord == 2 || dtype == DType::f32;
+    for (int64_t r = 0; r < rows_stride_; ++r) {
+      // Rows that fill the last register tile repeat the last row.
+      const int64_t row = std::min(r, rows_ - 1);
+      const int64_t t = tile_.view.row_begin + tile_.node_begin + row / heads_;
+      const int64_t from = t * q_token_stride(p_) + row % heads_ * q_head_stride(p_);
+      const float*& query = b_.query[static_cast<size_t>(r)];
+      if (in_place) {
+        const auto* bytes = static_cast<const std::byte*>(p_.q) + from * dtype_size(dtype);
+        query = reinterpret_cast<const float*>(bytes);
       } else {
-        std::memcpy(to, static_cast<const uint16_t*>(p_.q) + from,
-                    static_cast<size_t>(words_) * sizeof(float));
+        float* to = &b_.converted[static_cast<size_t>(row * row_stride_)];
+        if (r < rows_) convert(p_.q, dtype, from, row_width(p_), to);
+        query = to;
       }
     }
   }
@@ -159,7 +157,11 @@ class Attend {
       });
     }
     softmax(length);
-    accumulate(block, shared_values);
+    if (shared_values > 0) {
+      accumulate(block, shared_values);
+    } else {
+      std::fill_n(b_.partial.out, rows_ * latent_, 0.0f);
+    }
     if (shared < length) {
       for_each_path(begin, shared_values, length,
                     [&](int64_t row, int64_t from, const Block& own, int64_t count) {
@@ -191,29 +193,35 @@ class Attend {
       __builtin_prefetch(row + b);
   }
 
-  // The shared positions of a block and the chunks of paths have their own memory.
+  // The shared positions of a block and the chunks of paths have their own memory. What lies in the pool as
+  // the products want it is used there.
   Block prepare(const std::byte* const* rows, int64_t count, bool shared) {
     const int64_t at = shared ? 0 : kBlock;
     float* tile = &b_.tile[static_cast<size_t>(at * row_stride_)];
     const float** keys = &b_.keys[static_cast<size_t>(at)];
-    if constexpr (kPerWord == 1) {
-      for (int64_t i = 0; i < count; ++i) {
-        if (i + kRowsAhead < count) prefetch(rows[i + kRowsAhead]);
-        convert(rows[i], kv_dtype_, 0, row_width(p_), tile + i * row_stride_);
-        keys[i] = tile + i * row_stride_;
-      }
-    } else {
+    const float** values = &b_.values[static_cast<size_t>(at)];
+    if (kPerWord == 2 || kv_dtype_ == DType::f32) {
       for (int64_t i = 0; i < count; ++i)
         keys[i] = reinterpret_cast<const float*>(rows[i]);
+      if (kPerWord == 1) return {keys, keys};
       for (int64_t i = 0; i < count; i += 2) {
         for (int64_t next = i + kRowsAhead; next < std::min(i + kRowsAhead + 2, count); ++next)
           prefetch(rows[next]);
         const auto* even = reinterpret_cast<const uint16_t*>(rows[i]);
         const auto* odd = i + 1 < count ? reinterpret_cast<const uint16_t*>(rows[i + 1]) : nullptr;
-        interleave(even, odd, tile + i / 2 * row_stride_);
+        float* to = tile + i / 2 * row_stride_;
+        interleave(even, odd, to);
+        values[i / 2] = to;
       }
+      return {keys, values};
     }
-    return {keys, tile, row_stride_};
+    for (int64_t i = 0; i < count; ++i) {
+      if (i + kRowsAhead < count) prefetch(rows[i + kRowsAhead]);
+      float* to = tile + i * row_stride_;
+      convert(rows[i], kv_dtype_, 0, row_width(p_), to);
+      keys[i] = to;
+    }
+    return {keys, keys};
   }
 
   void interleave(const uint16_t* even, const uint16_t* odd, float* to) {
@@ -232,13 +240,12 @@ class Attend {
   void score(const Block& block, int64_t count) {
     for (int64_t group = 0; group < count; group += kKeyGroup) {
       const int64_t group_end = std::min(group + kKeyGroup, count);
+      for (int64_t next = group_end; next < std::min(group_end + kKeyGroup, count); ++next)
+        prefetch(reinterpret_cast<const std::byte*>(block.keys[next]));
       for (int64_t row = 0; row < rows_; row += kDotRows) {
-        const float* query[kDotRows];
-        for (int64_t r = 0; r < kDotRows; ++r)
-          query[r] = &b_.query[static_cast<size_t>((row + r) * row_stride_)];
         for (int64_t k = group; k < group_end; k += kDotKeys) {
-          dots(query, block.keys + k, group_end - k, &b_.scores[static_cast<size_t>(k * rows_stride_ + row)],
-               rows_stride_);
+          dots(&b_.query[static_cast<size_t>(row)], block.keys + k, group_end - k,
+               &b_.scores[static_cast<size_t>(k * rows_stride_ + row)], rows_stride_);
         }
       }
     }
@@ -266,7 +273,7 @@ class Attend {
       const int64_t used = std::min(kDotRows, heads_ - first);
       const float* query[kDotRows];
       for (int64_t r = 0; r < kDotRows; ++r) {
-        query[r] = &b_.query[static_cast<size_t>((row + first + std::min(r, used - 1)) * row_stride_)];
+        query[r] = b_.query[static_cast<size_t>(row + first + std::min(r, used - 1))];
       }
       for (int64_t k = 0; k < count; k += kDotKeys) {
         const int64_t keys = std::min(kDotKeys, count - k);
@@ -279,17 +286,16 @@ class Attend {
     }
   }
 
-  // Scores to weights exp(score - max) of all rows, one row a lane; earlier blocks are rescaled.
+  // Scores to weights exp(score - max) of all rows, one row a lane.
   void softmax(int64_t length) {
     const Floats d;
     const auto scale = hn::Set(d, p_.scale * kv_scale(p_));
     const auto cap = hn::Set(d, p_.logit_cap);
     for (int64_t row = 0; row < rows_; row += kLanes) {
       float* scores = &b_.scores[static_cast<size_t>(row)];
-      const Vector before = hn::LoadU(d, b_.partial.max + row);
-      Vector most = before;
+      Vector most = hn::Set(d, kNothing);
       // What a maximum with NaN is, and its exponential, differs between instruction sets.
-      auto not_a_number = hn::IsNaN(before);
+      auto not_a_number = hn::IsNaN(most);
       for (int64_t i = 0; i < length; ++i) {
         Vector s = hn::Mul(hn::LoadU(d, scores + i * rows_stride_), scale);
         if (p_.logit_cap > 0.0f) {
@@ -308,18 +314,9 @@ class Attend {
         hn::StoreU(weight, d, scores + i * rows_stride_);
       }
       sum = hn::IfThenElse(not_a_number, hn::Set(d, std::numeric_limits<float>::quiet_NaN()), sum);
-      const Vector factor = hn::Exp(d, hn::Sub(before, most));
-      hn::StoreU(factor, d, &b_.rescale[static_cast<size_t>(row)]);
       hn::StoreU(most, d, b_.partial.max + row);
-      hn::StoreU(hn::MulAdd(hn::LoadU(d, b_.partial.sum + row), factor, sum), d, b_.partial.sum + row);
+      hn::StoreU(sum, d, b_.partial.sum + row);
       if constexpr (kPerWord == 2) pack_weights(row, length);
-    }
-    for (int64_t row = 0; row < rows_; ++row) {
-      const float factor = b_.rescale[static_cast<size_t>(row)];
-      if (factor == 1.0f) continue;
-      float* out = b_.partial.out + row * latent_;
-      for (int64_t c = 0; c < latent_; c += kLanes)
-        hn::StoreU(hn::Mul(hn::LoadU(d, out + c), hn::Set(d, factor)), d, out + c);
     }
   }
 
@@ -343,19 +340,15 @@ class Attend {
     return &weights[static_cast<size_t>(position / kPerWord * rows_stride_ + row)];
   }
 
-  // Adds the weighted values to all rows.
+  // The weighted values of all rows.
   void accumulate(const Block& block, int64_t count) {
-    const int64_t words = count / kPerWord;
     for_each_column([&](auto vectors, int64_t column) {
-      for (int64_t group = 0; group < words; group += kValueGroup) {
-        for (int64_t row = 0; row < rows_; row += kSumRows) {
-          float* out[kSumRows];
-          for (int64_t r = 0; r < kSumRows; ++r)
-            out[r] = b_.partial.out + (row + r) * latent_;
-          accumulate_tile<Products, vectors>(weights_at(group * kPerWord, row), rows_stride_,
-                                             block.values + group * block.value_stride, block.value_stride,
-                                             std::min(kValueGroup, words - group), out, column);
-        }
+      for (int64_t row = 0; row < rows_; row += kSumRows) {
+        float* out[kSumRows];
+        for (int64_t r = 0; r < kSumRows; ++r)
+          out[r] = b_.partial.out + (row + r) * latent_;
+        accumulate_tile<Products, vectors, false>(weights_at(0, row), rows_stride_, block.values,
+                                                  count / kPerWord, out, column);
       }
     });
   }
@@ -370,8 +363,8 @@ class Attend {
           out[r] = b_.partial.out + (row + first + r) * latent_;
         for (int64_t r = used; r < kSumRows; ++r)
           out[r] = b_.unused_out.data();
-        accumulate_tile<Products, vectors>(weights_at(position, row + first), rows_stride_, own.values,
-                                           own.value_stride, ceil_div(count, kPerWord), out, column);
+        accumulate_tile<Products, vectors, true>(weights_at(position, row + first), rows_stride_, own.values,
+                                                 ceil_div(count, kPerWord), out, column);
       });
     }
   }
@@ -515,12 +508,13 @@ TileBuffers::TileBuffers(const VerifyProblem& p, Scratch& scratch)
       path(scratch.take<int32_t>(max_nodes(p))),
       kv_rows(scratch.take<const std::byte*>(kBlock)),
       keys(scratch.take<const float*>(kBlock + kPathChunk)),
-      query(scratch.take<float>(saturating_mul(rows, tile_row_stride(p)))),
+      values(scratch.take<const float*>(kBlock + kPathChunk)),
+      query(scratch.take<const float*>(rows)),
+      converted(scratch.take<float>(saturating_mul(rows, tile_row_stride(p)))),
       tile(scratch.take<float>(saturating_mul(kBlock + kPathChunk, tile_row_stride(p)))),
       // A register tile that begins in a tile's last rows reads past the end of them.
       scores(scratch.take<float>(kBlock * rows + 16)),
       weights(scratch.take<float>(kBlock / 2 * rows + 16)),
-      rescale(scratch.take<float>(rows)),
       partial(rows, p.latent_dim, scratch),
       unused_out(scratch.take<float>(p.latent_dim)) {}
 

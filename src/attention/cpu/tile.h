@@ -47,11 +47,10 @@ struct Partial {
   }
 };
 
-// Positions that share one maximum, and positions whose partial results are merged apart. Both cut at
-// multiples of themselves whatever the prefix length, so that a row's bits follow from its own keys alone.
-constexpr int64_t kBlock = 128;
-constexpr int64_t kSegment = 512;
-static_assert(kSegment % kBlock == 0 && kBlock % 2 == 0, "bf16 products take positions in pairs");
+// Positions whose keys share one maximum and whose partial results are merged apart. Cut at multiples of
+// itself whatever the prefix length, so that a row's bits follow from its own keys alone.
+constexpr int64_t kBlock = 64;
+static_assert(kBlock % 2 == 0, "bf16 products take positions in pairs");
 // Positions of a node's own path that are handled at once.
 constexpr int64_t kPathChunk = 16;
 
@@ -75,11 +74,12 @@ struct TileBuffers {
   std::span<int32_t> path;  // [max nodes] see VisibleKeys
   std::span<const std::byte*> kv_rows;  // [kBlock]
   std::span<const float*> keys;         // [kBlock + kPathChunk]
-  std::span<float> query;               // [rows, row stride]
+  std::span<const float*> values;       // [kBlock + kPathChunk] of each position, or of two
+  std::span<const float*> query;        // [rows]
+  std::span<float> converted;           // [rows, row stride] queries that are not f32
   std::span<float> tile;                // [kBlock + kPathChunk, row stride] keys and values
   std::span<float> scores;              // [kBlock, rows] scores, then exp(score - max)
   std::span<float> weights;             // [kBlock / 2, rows] pairs of weights in bf16
-  std::span<float> rescale;             // [rows]
   Partial partial;
   std::span<float> unused_out;  // [latent] for the rows of a register tile that no head fills
 
@@ -90,7 +90,7 @@ struct TileBuffers {
 struct CpuTarget {
   const char* name;  // "avx2"
   bool supported;    // by this machine
-  // The rows of `tile` over positions [begin, end), begin a multiple of kSegment; fills buffers.partial.
+  // The rows of `tile` over positions [begin, end) of one block; fills buffers.partial.
   void (*attend)(const VerifyProblem&, const RowTile& tile, int64_t begin, int64_t end, const TileBuffers&);
   // total = total merged with the later positions of `more`.
   void (*merge)(int64_t rows, int64_t latent_dim, const Partial& total, const Partial& more);

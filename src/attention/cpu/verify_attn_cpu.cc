@@ -10,8 +10,8 @@
 namespace kdtree {
 namespace {
 
-// One request's share of the work: units (segment, tile), tiles side by side, so that threads read the same
-// KV at about the same time.
+// One request's share of the work: units (block, tile), tiles side by side, so that threads read the same KV
+// at about the same time.
 struct RequestWork {
   int64_t first_unit;
   int64_t first_tile;
@@ -31,7 +31,7 @@ struct SharedBuffers {
   std::span<int32_t> parents;   // [T]
   std::span<uint64_t> bits;     // see read_parents
   std::span<RequestWork> work;  // [batch + 1]
-  std::span<int32_t> merged;    // [tiles] segments merged into the tile's total
+  std::span<int32_t> merged;    // [tiles] blocks merged into the tile's total
   Partial total;                // [T * H]
 
   SharedBuffers(const VerifyProblem& p, Scratch& scratch)
@@ -59,7 +59,7 @@ class Run {
       next.tiles = ceil_div(view.nodes, nodes_per_tile(p_));
       next.positions = view.prefix_length + view.nodes;
       shared_.work[static_cast<size_t>(r)] = next;
-      next.first_unit += next.tiles * ceil_div(next.positions, kSegment);
+      next.first_unit += next.tiles * ceil_div(next.positions, kBlock);
       next.first_tile += next.tiles;
     }
     shared_.work[static_cast<size_t>(p_.batch)] = next;
@@ -92,26 +92,23 @@ class Run {
                                         [](int64_t u, const RequestWork& w) { return u < w.first_unit; });
     const RequestWork& work = *std::prev(after);
     const RequestView view = request_view(p_, std::prev(after) - shared_.work.begin());
-    const int64_t segment = (unit - work.first_unit) / work.tiles;
+    const int64_t block = (unit - work.first_unit) / work.tiles;
     const int64_t index = (unit - work.first_unit) % work.tiles;
-    const int64_t node_begin = index * nodes_per_tile(p_);
-    const RowTile tile{view, parents_of(view), node_begin,
-                       std::min(node_begin + nodes_per_tile(p_), view.nodes)};
-    const int64_t begin = segment * kSegment;
-    const int64_t end = std::min(begin + kSegment, work.positions);
+    const int64_t node_begin = view.nodes * index / work.tiles;
+    const RowTile tile{view, parents_of(view), node_begin, view.nodes * (index + 1) / work.tiles};
+    const int64_t begin = block * kBlock;
+    const int64_t end = std::min(begin + kBlock, work.positions);
     target_.attend(p_, tile, begin, end, buffers);
 
-    // Segments join in their order. The one before was taken earlier, so some thread is at it or done.
+    // Blocks join in their order. The one before was taken earlier, so some thread is at it or done.
     std::atomic_ref<int32_t> merged(shared_.merged[static_cast<size_t>(work.first_tile + index)]);
-    for (int32_t seen = merged.load(); seen != segment; seen = merged.load())
-      merged.wait(seen);
+    spin_until([&] { return merged.load(std::memory_order_acquire) == block; });
     const Partial total = shared_.total.from_row((view.row_begin + node_begin) * p_.heads, p_.latent_dim);
     target_.merge((tile.node_end - node_begin) * p_.heads, p_.latent_dim, total, buffers.partial);
     if (end == work.positions) {
       target_.store(p_, tile, total);
     } else {
-      merged.store(static_cast<int32_t>(segment + 1));
-      merged.notify_all();
+      merged.store(static_cast<int32_t>(block + 1), std::memory_order_release);
     }
   }
 
