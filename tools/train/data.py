@@ -23,20 +23,23 @@ class Windows:
         self.tokens = torch.from_numpy(tokens).to(device)
         self.seed = seed
         self.drawn = 0  # tokens, over all passes: the whole state
-        self.passes = -1
+        self.cut = (-1, 0)  # the pass and the length that `shift` and `order` are for
 
     def batch(self, count: int, length: int) -> Tensor:
         """[count, length + 1]: the inputs and, one further, what they should predict."""
-        index, place = divmod(self.drawn, len(self.tokens))
         pieces = (len(self.tokens) - 2 * length) // length
-        if (index, length) != self.passes:
-            generator = torch.Generator().manual_seed(self.seed + 1000 * index + length)
-            self.shift = int(torch.randint(length, (1,), generator=generator))
-            self.order = torch.randperm(pieces, generator=generator).to(self.tokens.device)
-            self.passes = (index, length)
-        chosen = (torch.arange(count, device=self.order.device) + place // length) % pieces
-        starts = self.order[chosen] * length + self.shift
+        first = self.drawn // length
+        chosen = []
+        for number in range(first, first + count):
+            index, place = divmod(number, pieces)
+            if (index, length) != self.cut:
+                generator = torch.Generator().manual_seed(self.seed + 1000 * index + length)
+                self.shift = int(torch.randint(length, (1,), generator=generator))
+                self.order = torch.randperm(pieces, generator=generator)
+                self.cut = (index, length)
+            chosen.append(int(self.order[place]) * length + self.shift)
         self.drawn += count * length
+        starts = torch.tensor(chosen, device=self.tokens.device)
         return self.tokens[starts[:, None] + torch.arange(length + 1, device=starts.device)].long()
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-
 from checkpoint import load_published
 from data import random_prompts, read_tokens
 from generation import repeated
+from torch import Tensor
+
 from model import Drafter, Target
 
 NODES = (8, 16, 32, 64, 128)
@@ -35,8 +35,8 @@ def bits_per_byte(target: Target, tokens: Tensor, window: int, most: int) -> flo
     """Over at most `most` bytes of the text in evenly spaced pieces, each byte seen with at least half a window before
     it; the ends of files count as bits, not as bytes."""
     half = window // 2
-    pieces = torch.arange(half, len(tokens) - half, half)
-    pieces = pieces[:: max(1, len(pieces) * half // most)]
+    pieces = torch.arange(half, len(tokens) - half + 1, half)
+    pieces = pieces[:: math.ceil(len(pieces) * half / most)]
     bits, size = 0.0, 0
     for some in pieces.split(4):
         rows = tokens[some[:, None] + torch.arange(-half, half)].long()
@@ -109,32 +109,32 @@ def draft_all(target: Target, drafter: Drafter, tokens: Tensor, start: int, end:
     return torch.cat(parts)
 
 
-def accept_lengths(target: Target, drafter: Drafter, texts: list[Tensor], starts: list[int]) -> dict[str, float]:
-    """Mean bytes a round over all texts, for each way of drafting."""
-    block = drafter.block
-    totals: dict[str, list[int]] = {}
-    for tokens, start in zip(texts, starts, strict=True):
-        text = tokens.tolist()
-        end = len(text) - block
-        logp = draft_all(target, drafter, tokens, start - 1, end)
-        best = logp.argmax(-1).tolist()
-        logp = logp.cpu()
+def accept_lengths(target: Target, drafter: Drafter, tokens: Tensor, start: int) -> dict[str, list[int]]:
+    """Bytes of each round behind the prompt's `start` bytes, for each way of drafting."""
+    block, text = drafter.block, tokens.tolist()
+    end = len(text) - block
+    logp = draft_all(target, drafter, tokens, start - 1, end)
+    best = logp.argmax(-1).tolist()
 
-        def chain(place: int) -> int:
-            row, length = best[place - start + 1], 0
-            while length < block - 1 and row[length] == text[place + 1 + length]:
-                length += 1
-            return length
+    def chain(place: int) -> int:
+        row, length = best[place - start + 1], 0
+        while length < block - 1 and row[length] == text[place + 1 + length]:
+            length += 1
+        return length
 
-        ways: dict[str, Callable[[int], int]] = {"chain": chain}
-        for nodes in NODES:
-            ways[f"{nodes} nodes"] = lambda place, nodes=nodes: accepted_of_tree(
-                logp[place - start + 1], nodes, text[place + 1 : place + block]
-            )
-        ways["prompt lookup"] = lambda place: accepted_of_lookup(text, place, block)
-        for way, accepted in ways.items():
-            totals.setdefault(way, []).extend(rounds(start - 1, end, accepted))
-    return {way: sum(lengths) / len(lengths) for way, lengths in totals.items()}
+    ways: dict[str, Callable[[int], int]] = {"chain": chain}
+    for nodes in NODES:
+        ways[f"{nodes} nodes"] = lambda place, nodes=nodes: accepted_of_tree(
+            logp[place - start + 1], nodes, text[place + 1 : place + block]
+        )
+    ways["prompt lookup"] = lambda place: accepted_of_lookup(text, place, block)
+    return {way: rounds(start - 1, end, accepted) for way, accepted in ways.items()}
+
+
+def mean_lengths(texts: list[dict[str, list[int]]]) -> dict[str, float]:
+    """Bytes a round over all texts."""
+    ways = texts[0] if texts else {}
+    return {way: sum(sum(text[way]) for text in texts) / sum(len(text[way]) for text in texts) for way in ways}
 
 
 def parses(prompt_and_text: bytes) -> bool:
@@ -153,7 +153,9 @@ def read_prompts(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(folder.glob("[0-9]*.txt"))]
 
 
-def continuations(command: Path, folder: Path, prompts: list[Tensor], new: int, temperature: float, seed: int) -> list[Tensor]:
+def continuations(
+    command: Path, folder: Path, prompts: list[Tensor], new: int, temperature: float, seed: int
+) -> list[Tensor]:
     """Prompts and what the model goes on with, as tokens."""
     ids = [argument for prompt in prompts for argument in ("--input-ids", ",".join(map(str, prompt.tolist())))]
     done = subprocess.run(
@@ -193,28 +195,29 @@ def main() -> None:
     for name, prompts in sets.items():
         starts = [len(prompt) for prompt in prompts]
         for temperature in (0.0, 0.7):
-            texts = continuations(arguments.kdtree, arguments.target, prompts, arguments.new, temperature, arguments.seed)
+            texts = continuations(
+                arguments.kdtree, arguments.target, prompts, arguments.new, temperature, arguments.seed
+            )
             shares = [
                 float(repeated(text[None, start:], NGRAM).float().mean())
                 for text, start in zip(texts, starts, strict=True)
             ]
             parsed = [parses(bytes(min(t, 255) for t in text.tolist())) for text in texts]
             straight = [i for i, share in enumerate(shares) if share <= LOOPING]
+            lengths = [accept_lengths(target, drafter, text, start) for text, start in zip(texts, starts, strict=True)]
             row = {
                 "prompts": len(texts),
                 "repeated_12_grams": sum(shares) / len(shares),
                 "parse": sum(parsed) / len(parsed),
                 "loop_free": len(straight),
-                "accept_length": accept_lengths(target, drafter, texts, starts),
-                "accept_length_loop_free": accept_lengths(
-                    target, drafter, [texts[i] for i in straight], [starts[i] for i in straight]
-                ),
+                "accept_length": mean_lengths(lengths),
+                "accept_length_loop_free": mean_lengths([lengths[i] for i in straight]),
             }
             results[f"{name}, T = {temperature:g}"] = row
             print(f"{name}, T = {temperature:g}: {json.dumps(row)}", flush=True)
             for text, start in list(zip(texts, starts, strict=True))[: arguments.show]:
                 data = bytes(min(t, 255) for t in text.tolist())
-                print("-" * 30 + "\n" + data[:start].decode(errors="replace") + "│" + data[start:].decode(errors="replace"))
+                print("-" * 30 + "\n" + "│".join(p.decode(errors="replace") for p in (data[:start], data[start:])))
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 

@@ -94,8 +94,8 @@ class LatentAttention(nn.Module):
         q_nope, q_rope, latent, k_rope = self.project(x, cos, sin)
         cache[:, length] = torch.cat([latent, k_rope], dim=-1)
         rows = cache[:, : length + 1]
-        k_up, v_up = self.kv_b_proj.weight.to(rows.dtype).unflatten(0, (self.heads, -1)).split(
-            [self.nope, self.value], dim=1
+        k_up, v_up = (
+            self.kv_b_proj.weight.to(rows.dtype).unflatten(0, (self.heads, -1)).split([self.nope, self.value], dim=1)
         )
         absorbed = torch.einsum("bhd,hdc->bhc", q_nope.to(rows.dtype), k_up)
         q = torch.cat([absorbed, q_rope.to(rows.dtype)], dim=-1)
@@ -187,7 +187,11 @@ class DraftAttention(nn.Module):
         return rotate_halves(norm(x.unflatten(-1, (-1, self.dim))), cos[..., None, :], sin[..., None, :])
 
     def forward(
-        self, x: Tensor, angles: tuple[Tensor, Tensor], context: Tensor, context_angles: tuple[Tensor, Tensor],
+        self,
+        x: Tensor,
+        angles: tuple[Tensor, Tensor],
+        context: Tensor,
+        context_angles: tuple[Tensor, Tensor],
         mask: Tensor,
     ) -> Tensor:
         """Block rows [B, Q, hidden] over the context [B, S, hidden] and themselves, where mask [B, 1, Q, S + Q]."""
@@ -245,10 +249,14 @@ class Drafter(nn.Module):
         count, length = anchors.shape[1], features.shape[1]
         device = anchors.device
         first = tokens.gather(1, anchors)[..., None]
-        inputs = torch.cat([first, first.new_full((1, 1, 1), self.mask_token).expand(*first.shape[:2], self.block - 1)], -1)
+        inputs = torch.cat(
+            [first, first.new_full((1, 1, 1), self.mask_token).expand(*first.shape[:2], self.block - 1)], -1
+        )
         positions = (anchors[..., None] + torch.arange(self.block, device=device)).flatten(1)
         angles = rope_angles(positions, self.config["head_dim"], self.config["rope_theta"])
-        context_angles = rope_angles(torch.arange(length, device=device)[None], self.config["head_dim"], self.config["rope_theta"])
+        context_angles = rope_angles(
+            torch.arange(length, device=device)[None], self.config["head_dim"], self.config["rope_theta"]
+        )
         sees_context = (torch.arange(length, device=device) < anchors[..., None]).repeat_interleave(self.block, dim=1)
         block_of = torch.arange(count, device=device).repeat_interleave(self.block)
         sees_block = (block_of[:, None] == block_of).expand(len(anchors), -1, -1)

@@ -1,6 +1,8 @@
-"""Writes the byte-level tokenizer of the small model: a byte is its own id; 256 ends a text, 257 masks, the rest is free.
+"""Writes the byte-level tokenizer of the small model:
 
     python tools/train/tokenizer.py models/tiny/target
+
+A byte is its own id; 256 ends a text, 257 masks, the rest is free.
 """
 
 import json
@@ -37,7 +39,9 @@ def main() -> None:
         "model_max_length": json.loads((folder / "config.json").read_text())["max_position_embeddings"],
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    (folder / "generation_config.json").write_text(json.dumps({"bos_token_id": 256, "eos_token_id": 256}, indent=2) + "\n")
+    (folder / "generation_config.json").write_text(
+        json.dumps({"bos_token_id": 256, "eos_token_id": 256}, indent=2) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -22,31 +22,31 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from checkpoint import load_state, publish, save_state
 from data import Windows, random_prompts, read_tokens
 from generation import for_generation, generate, repeated
+from torch import Tensor, nn
+
 from model import Config, Drafter, Target
 
 HERE = Path(__file__).parent
 
 STAGES: dict[str, dict[str, Any]] = {
-    # Windows a step; the last `long_steps` steps see windows of the longest context.
+    # Windows a step; the last `long_steps` steps see fewer, of the longest context, and as many tokens.
     "target": {"steps": 8000, "batch": 128, "length": 1024, "long_steps": 1000, "long_length": 2048},
     "unloop": {"steps": 800, "batch": 64, "length": 1024, "prompts": 2048, "prompt": 128, "new": 256, "every": 16},
     # `pool` self-generated sequences of `length` bytes; half of them greedy, half at `temperature`.
     "drafter": {
         "steps": 12000, "batch": 96, "anchors": 24, "length": 640, "pool": 81920, "chunk": 8192, "temperature": 0.7,
     },
-}
+}  # fmt: skip
 TOY: dict[str, dict[str, Any]] = {
-    "target": {"steps": 12, "batch": 2, "length": 64, "long_steps": 4, "long_length": 96},
+    "target": {"steps": 12, "batch": 2, "length": 64, "long_steps": 4, "long_length": 128},
     "unloop": {"steps": 4, "batch": 2, "length": 64, "prompts": 4, "prompt": 16, "new": 32, "every": 2},
     "drafter": {
         "steps": 8, "batch": 2, "anchors": 3, "length": 96, "pool": 8, "chunk": 4, "temperature": 0.7,
     },
-}
+}  # fmt: skip
 # Sizes of the toy that differ from target.json and drafter.json.
 TOY_TARGET = {
     "hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 16,
@@ -70,6 +70,7 @@ class Trainer:
         self.stage, self.model, self.arguments = stage, model, arguments
         self.settings = (TOY if arguments.toy else STAGES)[stage]
         self.steps = arguments.steps or self.settings["steps"]
+        self.every = self.settings.get("every", 1)  # steps that belong together: no leg ends between them
         self.device = device()
         self.model.to(self.device)
         self.started = time.monotonic()
@@ -133,7 +134,7 @@ class Trainer:
 
     def run(self) -> Iterator[int]:
         """The steps of this leg; saves behind the last one."""
-        while self.step < self.steps and self.time_left():
+        while self.step < self.steps and (self.step % self.every or self.time_left()):
             for optimizer, rate in zip(self.optimizers, self.rates, strict=True):
                 for group in optimizer.param_groups:
                     group["lr"] = rate * self.schedule(self.step)
@@ -207,9 +208,7 @@ def train_target(arguments: argparse.Namespace) -> None:
             with torch.no_grad():
                 heldout.drawn = 0
                 test = [loss_of(heldout.batch(settings["batch"], settings["length"])).item() for _ in range(4)]
-            trainer.record(
-                train_bits=total.item() / counted / math.log(2), heldout_bits=sum(test) / 4 / math.log(2)
-            )
+            trainer.record(train_bits=total.item() / counted / math.log(2), heldout_bits=sum(test) / 4 / math.log(2))
             total.zero_()
             counted = 0
     trainer.publish_as("target")
@@ -232,7 +231,8 @@ def train_unloop(arguments: argparse.Namespace) -> None:
     heldout = Windows(read_tokens(arguments.corpus, "heldout"), trainer.device, arguments.seed)
     if trainer.resume():
         return
-    generator = torch.Generator(trainer.device).manual_seed(arguments.seed + trainer.step)
+    windows.drawn = trainer.step * settings["batch"] * settings["length"]
+    generator = torch.Generator(trainer.device)
     start, ngram = settings["prompt"], 24
 
     def losses_of(batch: Tensor, own: Tensor, loops: Tensor) -> tuple[Tensor, Tensor]:
@@ -248,7 +248,8 @@ def train_unloop(arguments: argparse.Namespace) -> None:
     each = settings["prompts"] // settings["every"]
     for step in trainer.run():
         turn = step % settings["every"]
-        if turn == 0 or not len(own):
+        if turn == 0:
+            generator.manual_seed(arguments.seed + step)
             prompts = random_prompts(windows.tokens, settings["prompts"], start, generator)
             own = generate(for_generation(model), prompts, settings["new"], 0.0, generator)
             loops = repeated(own, ngram)
@@ -274,7 +275,7 @@ def train_unloop(arguments: argparse.Namespace) -> None:
 
 
 def own_text(model: Target, arguments: argparse.Namespace, settings: dict[str, Any], tokens: Tensor, seed: int):
-    """The target's continuations: [pool, length] uint16, each row's prompt length and whether it is greedy."""
+    """The target's continuations: [pool, length] int16, each row's prompt length and whether it is greedy."""
     generator = torch.Generator(tokens.device).manual_seed(seed)
     fast, length = for_generation(model), settings["length"]
     texts, starts, greedy = [], [], []
@@ -337,10 +338,7 @@ def train_drafter(arguments: argparse.Namespace) -> None:
     counted = 0
     for step in trainer.run():
         rows = torch.cat(
-            [
-                pool[torch.randint(len(pool), (half,), generator=generator, device=trainer.device)]
-                for pool in pools
-            ]
+            [pool[torch.randint(len(pool), (half,), generator=generator, device=trainer.device)] for pool in pools]
         )
         tokens = texts[rows].long()
         span = settings["length"] - block - starts[rows] + 1  # anchors from the prompt's last byte on
