@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "cli/output.h"
+#include "cli/report/charts.h"
 
 namespace kdtree::cli {
 
@@ -94,12 +95,12 @@ std::string summary_line(const GenerationStats& s, const StageTimes& t, int64_t 
   if (s.rounds == 0) return fmt::format("{} tokens; prompt {:.3g} s", tokens, t.prefill);
   const auto percent = [&](double seconds) { return 100.0 * seconds / decode; };
   return fmt::format(
-      "{} tokens, {} of them in {} rounds of {:.1f} nodes: {:.3g} s, {:.4g} tokens/s, accept length {:.2f}; "
+      "{} tokens, {} of them in {} rounds of {:.1f} nodes: {:.3g} s, {} tokens/s, accept length {:.2f}; "
       "draft "
       "{:.0f} %, verify {:.0f} %, rest {:.1f} %; prompt {:.3g} s",
       tokens, s.emitted, s.rounds, static_cast<double>(s.nodes) / static_cast<double>(s.rounds), decode,
-      static_cast<double>(s.emitted) / decode, s.mean_accept_length(), percent(t.draft), percent(t.verify),
-      percent(decode - t.draft - t.verify), t.prefill);
+      rate(static_cast<double>(s.emitted) / decode), s.mean_accept_length(), percent(t.draft),
+      percent(t.verify), percent(decode - t.draft - t.verify), t.prefill);
 }
 
 Json stats_json(const GenerationStats& stats) {

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "cli/interrupt.h"
+#include "cli/report/charts.h"
 
 namespace kdtree::cli {
 namespace {
@@ -93,11 +94,11 @@ std::vector<ReportRun> measurements(const std::vector<GenerationRun>& runs) {
 std::string comparison_text(const std::vector<GenerationRun>& runs) {
   const auto all = measurements(runs);
   const ReportRun& baseline = baseline_run(all);
-  std::string text =
-      fmt::format("{:<6} {:>10} {:>14} {:>8}\n", "mode", "tokens/s", "accept length", "speedup");
+  std::string text = fmt::format("{:<6} {:>8} {:>14} {:>10} {:>8}\n", "mode", "passes", "accept length",
+                                 "tokens/s", "speedup");
   for (const ReportRun& run : all)
-    text += fmt::format("{:<6} {:>10.4g} {:>14.2f} {:>7.2f}x\n", run.mode, run.tokens_per_second(),
-                        run.accept_length(), speedup(run, baseline));
+    text += fmt::format("{:<6} {:>8} {:>14.2f} {:>10} {:>7.2f}x\n", run.mode, run.stats.rounds,
+                        run.accept_length(), rate(run.tokens_per_second()), speedup(run, baseline));
   return text;
 }
 

@@ -17,8 +17,8 @@ class NodePolicy {
   // `depth`: of the deepest tree.
   NodePolicy(CostTable costs, int64_t depth);
 
-  // Whether this round should draft at all. Where trees do not pay for some rounds, plain rounds follow before
-  // a few look again: so many that looking costs a hundredth of the time.
+  // Whether this round should draft at all. Where trees do not pay for some rounds, plain rounds follow
+  // before a few look again: so many that looking costs a hundredth of the time.
   bool should_draft();
 
   // The nodes to verify of each tree, ascending, the root and all ancestors among them. Never only roots

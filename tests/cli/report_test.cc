@@ -306,8 +306,8 @@ TEST(Modes, ThatAreComparedSayTheSameOnce) {
   EXPECT_EQ(compared.out, text);
   EXPECT_TRUE(std::regex_search(
       compared.err, std::regex("^chain  24 tokens, .*\nar     24 tokens, .*\ntree   24 tokens, .*\n"
-                               "\nmode +tokens/s +accept length +speedup\n"
-                               "chain +[0-9.]+ +[0-9.]+ +[0-9.]+x\nar .* 1.00x\ntree .*x\n$")))
+                               "\nmode +passes +accept length +tokens/s +speedup\n"
+                               "chain +[0-9]+ +[0-9.]+ +[0-9.]+ +[0-9.]+x\nar .* 1.00x\ntree .*x\n$")))
       << compared.err;
   EXPECT_EQ(run({"--mode", "ar,tree", "--stream"}).out, "=== ar\n" + text + "=== tree\n" + text);
 
