@@ -22,7 +22,7 @@ check = ctest --preset $(1) -j $(JOBS) --no-tests=error --progress
 help: ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
 
-demo: ## Draw a draft tree, make a verify case, check it against the oracle
+demo: ## A small trained model, plain, with chains and with trees; recorded rounds against the oracle
 	@$(SETUP)
 	@$(call build,release,kdtree_cli)
 	@tools/demo

@@ -11,8 +11,9 @@ namespace kdtree {
 namespace {
 
 constexpr int64_t kMostSize = int64_t{1} << 24;
-// Committed tokens whose features wait for the next proposal, so that several rounds share one pass.
-constexpr int64_t kMostPending = 256;
+// Features (floats of one request) that wait for the next proposal, so that many rounds share one pass; a request
+// that ends in plain rounds never pays for it.
+constexpr size_t kMostPending = size_t{1} << 21;
 
 // What this drafter computes in one way only.
 Status check_supported(const JsonObject& config, const JsonObject& dflash) {
@@ -283,7 +284,7 @@ void DFlashDrafter::extend(DraftState& state, std::span<const int32_t> tokens,
   auto& cache = static_cast<Cache&>(state);
   cache.pending.insert(cache.pending.end(), features.begin(), features.end());
   cache.pending_rows += static_cast<int64_t>(tokens.size());
-  if (cache.pending_rows > kMostPending) with_team([&] { compute_pending(cache); });
+  if (cache.pending.size() > kMostPending) with_team([&] { compute_pending(cache); });
 }
 
 // The keys and values of committed tokens, from the target's features.
