@@ -65,11 +65,12 @@ Json run_json(const GenerateOptions& options, const ModelSession& session,
             {"mode", measured.mode},
             {"nodes", measured.mode == "ar"            ? Json()
                       : options.decode.nodes == "auto" ? Json("auto")
-                                                       : Json(run.settings.nodes)},
+                                                       : Json::parse("[" + options.decode.nodes + "]")},
             {"batch", options.decode.batch},
             {"threads", session.threads()},
             {"kv_dtype", options.decode.kv_dtype},
             {"seed", options.decode.sampling.seed}};
+  if (json["nodes"].is_array() && json["nodes"].size() == 1) json["nodes"] = json["nodes"][0];
   for (size_t i = 0; i < requests.size(); ++i) {
     Json request{{"prompt_tokens", requests[i].prompt.size()},
                  {"tokens", run.output.tokens(i)},

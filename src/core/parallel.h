@@ -45,7 +45,7 @@ class Team {
     return team;
   }
 
-  // By the leader: body(0) ... body(count - 1), each once.
+  // By the leader: body(0) ... body(count - 1), each once; count < 2^32.
   template <class Body>
   void run(int64_t count, const Body& body) {
     current() = nullptr;  // a run inside of a body is not the team's
@@ -110,8 +110,6 @@ auto with_team(const Body& body) {
         tbb::task_group_context::isolated,
         tbb::task_group_context::default_traits | tbb::task_group_context::fp_settings);
     tbb::task_group helpers(context);
-    for (int64_t i = 1; i < threads; ++i)
-      helpers.run([&team] { team.help(); });
     struct Lead {
       explicit Lead(Team& of, tbb::task_group& others) : team(of), helpers(others) {
         Team::current() = &team;
@@ -125,12 +123,15 @@ auto with_team(const Body& body) {
       tbb::task_group& helpers;
     };
     const Lead lead(team, helpers);
+    for (int64_t i = 1; i < threads; ++i)
+      helpers.run([&team] { team.help(); });
     return body();
   });
 #endif
 }
 
-// body(0) ... body(count - 1), each once, on as many threads as there are; returns when all have.
+// body(0) ... body(count - 1), each once, on as many threads as there are; returns when all have. Bodies do
+// not throw.
 template <class Body>
 void parallel_run(int64_t count, const Body& body) {
   if (count < 1) return;

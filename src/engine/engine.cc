@@ -171,7 +171,7 @@ Status Engine::step(const Emit& emit) {
 Status Engine::admit_and_round(const Emit& emit) {
   KDTREE_RETURN_IF_ERROR(admit(emit));
   if (active_.empty()) return {};
-  return with_team([&] { return round(emit); });
+  return round(emit);
 }
 
 // The model may serve another engine between two passes of this one.

@@ -71,7 +71,9 @@ std::vector<std::vector<int32_t>> NodePolicy::choose(std::span<const DraftTree> 
   });
 
   const auto requests = static_cast<int64_t>(trees.size());
-  const double draft = costs_.draft(requests) * draft_correction_;
+  const auto drafted =
+      std::count_if(trees.begin(), trees.end(), [](const DraftTree& tree) { return tree.size() > 1; });
+  const double draft = costs_.draft(drafted) * draft_correction_;
   const double plain_us = verify_us(requests, context);  // of one token a request
   double expected = static_cast<double>(requests);
   double best_rate = 0.0;

@@ -124,8 +124,12 @@ Status BundleReplay::check(const Bundle& bundle) const {
   KDTREE_RETURN_IF_ERROR(check_equal("latent_dim", p.latent_dim, config.latent_dim));
   KDTREE_RETURN_IF_ERROR(check_equal("rope_dim", p.rope_dim, config.rope_dim));
   KDTREE_RETURN_IF_ERROR(check_equal("residual's width", bundle.residual.shape[1], config.hidden_size));
-  KDTREE_RETURN_IF_ERROR(check_equal("layer and those of later_kv",
-                                     int64_t{bundle.layer} + 1 + bundle.later_kv.shape[0], config.layers));
+  if (bundle.layer >= config.layers) {
+    return fail(KDTREE_INVALID_FILE, "layer is {}, expected less than the model's {}", bundle.layer,
+                config.layers);
+  }
+  KDTREE_RETURN_IF_ERROR(
+      check_equal("later_kv's layers", bundle.later_kv.shape[0], config.layers - 1 - bundle.layer));
   if (p.kv_dtype != KDTREE_DTYPE_F32 && p.kv_dtype != KDTREE_DTYPE_BF16) {
     return fail(KDTREE_INVALID_FILE, "kv is {}, expected f32 or bf16, which the model's cache has",
                 dtype_name(static_cast<DType>(p.kv_dtype)));

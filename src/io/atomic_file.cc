@@ -1,6 +1,7 @@
 #include "io/atomic_file.h"
 
 #include <atomic>
+#include <filesystem>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -9,6 +10,13 @@
 
 namespace kdtree {
 namespace {
+
+// What a symbolic link stands for: replacing the link would leave its target as it was.
+std::string resolved(const std::string& path) {
+  std::error_code error;
+  const auto target = std::filesystem::canonical(path, error);
+  return error ? path : target.string();
+}
 
 // Creates a file of a name nobody has, with the permissions that any new file gets (mkstemp's are 0600).
 int create_temporary(const std::string& path, std::string& temporary) {
@@ -35,7 +43,8 @@ bool write_all(int file, std::span<const std::byte> bytes) {
 
 }  // namespace
 
-Status write_file_atomically(const std::string& path, std::span<const std::span<const std::byte>> parts) {
+Status write_file_atomically(const std::string& name, std::span<const std::span<const std::byte>> parts) {
+  const std::string path = resolved(name);
   std::string temporary;
   FileDescriptor file(create_temporary(path, temporary));
   if (file.get() < 0) return os_error(path, "create a temporary file beside it");
@@ -59,7 +68,7 @@ Status check_writable(const std::string& path) {
     return fail(KDTREE_IO_ERROR, "{}: is no regular file", path);
   }
   std::string temporary;
-  const FileDescriptor file(create_temporary(path, temporary));
+  const FileDescriptor file(create_temporary(resolved(path), temporary));
   if (file.get() < 0) return os_error(path, "create a temporary file beside it");
   ::unlink(temporary.c_str());
   return {};

@@ -245,9 +245,19 @@ Status check_resumable(const Bundle& bundle, const VerifyProblem& p) {
     slots[static_cast<size_t>(t)] = draft_slots(p)[t];
   std::sort(slots.begin(), slots.end());
   const auto twice = std::adjacent_find(slots.begin(), slots.end());
-  if (twice == slots.end()) return {};
-  return fail(KDTREE_INVALID_ARGUMENT, "draft_slots has slot {} twice, expected distinct slots with residual",
-              *twice);
+  if (twice != slots.end()) {
+    return fail(KDTREE_INVALID_ARGUMENT,
+                "draft_slots has slot {} twice, expected distinct slots with residual", *twice);
+  }
+  const int64_t prefix_slots = kv_indptr(p)[p.batch];
+  for (int64_t i = 0; i < prefix_slots; ++i) {
+    if (std::binary_search(slots.begin(), slots.end(), kv_indices(p)[i])) {
+      return fail(KDTREE_INVALID_ARGUMENT,
+                  "kv_indices[{}] is slot {}, one of draft_slots, expected slots of its own with residual", i,
+                  kv_indices(p)[i]);
+    }
+  }
+  return {};
 }
 
 }  // namespace

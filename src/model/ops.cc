@@ -87,7 +87,11 @@ HWY_INLINE void linear_tile(const LinearTask& task, int64_t row, int64_t panel) 
   unroll<kRows * kVectors>([&](auto i) KDTREE_INLINE { sums[i] = hn::Zero(d); });
   for (int64_t k = 0; k < w.inputs; ++k) {
     unroll<kPanels>([&](auto p) KDTREE_INLINE {
-      __builtin_prefetch(weight + static_cast<int64_t>(p) * w.panel_stride + kInputsAhead * w.input_stride);
+      // As a number: behind the last inputs it is no address of the array.
+      const auto ahead = static_cast<int64_t>(sizeof(T)) *
+                         (static_cast<int64_t>(p) * w.panel_stride + kInputsAhead * w.input_stride);
+      __builtin_prefetch(
+          reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(weight) + static_cast<uintptr_t>(ahead)));
     });
     Vector loaded[kVectors];
     unroll<kVectors>([&](auto v) KDTREE_INLINE {
@@ -273,6 +277,7 @@ Packed::Packed(const Matrix& matrix) {
   const int64_t size = matrix.columns * kPanel;
   const auto bytes = static_cast<size_t>(count * size * dtype_size(matrix.dtype));
   memory_ = hwy::AllocateAligned<std::byte>(bytes);
+  if (memory_ == nullptr) throw std::bad_alloc();
   std::fill_n(memory_.get(), bytes, std::byte{0});
   panels_ = {memory_.get(), matrix.dtype, matrix.columns, matrix.rows, kPanel, size};
   parallel_rows(count, size, [&](int64_t panel) {

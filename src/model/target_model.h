@@ -38,6 +38,7 @@ struct ForwardOutput {
   std::span<const float> features;  // [T, feature layers * hidden]
 };
 
+// One pass at a time: engines may take turns, in one thread.
 class TargetModel {
  public:
   // Errors: those of read_model_config and Weights.

@@ -5,6 +5,7 @@
 
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "tests/io/files.h"
 
@@ -79,6 +80,16 @@ TEST(AtomicFile, AFailedRenameLeavesNoTemporaryFile) {
   std::filesystem::create_directory(path);
   expect_error(write(path, "text"), KDTREE_IO_ERROR, path + ": cannot replace: Is a directory");
   EXPECT_EQ(directory.entries(), 1u);
+}
+
+TEST(AtomicFile, WritesWhereALinkPoints) {
+  const TemporaryDirectory directory;
+  ASSERT_TRUE(write(directory.file("a"), "old"));
+  ASSERT_EQ(symlink("a", directory.file("link").c_str()), 0);
+  EXPECT_TRUE(check_writable(directory.file("link")));
+  ASSERT_TRUE(write(directory.file("link"), "new"));
+  EXPECT_EQ(read_text(directory.file("a")), "new");
+  EXPECT_EQ(directory.entries(), 2u);
 }
 
 TEST(AtomicFile, MissingFolder) {

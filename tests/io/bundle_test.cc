@@ -466,6 +466,11 @@ TEST(Bundle, WhatFollowsTheLayerFits) {
   twice.set_i32("draft_slots", 5, slot);
   twice.expect_invalid(
       fmt::format("draft_slots has slot {} twice, expected distinct slots with residual", slot));
+  Parts shared;
+  const int32_t prefix_slot = shared.tensors["kv_indices"].as<int32_t>()[1];
+  shared.set_i32("draft_slots", 5, prefix_slot);
+  shared.expect_invalid(fmt::format(
+      "kv_indices[1] is slot {}, one of draft_slots, expected slots of its own with residual", prefix_slot));
   Bundle separate = make_bundle(KDTREE_TREE_PARENTS, KDTREE_DRAFT_SEPARATE);
   add_what_follows(separate);
   const TemporaryDirectory directory;

@@ -13,7 +13,8 @@ SHARD = 15 << 20
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Writes PATH.000, PATH.001, …; a state that is there already is replaced when the new one is complete."""
+    """Writes PATH.000, PATH.001, … A state that is there already is replaced when the new one is complete: only a crash
+    among the renames would lose both."""
     memory = io.BytesIO()
     torch.save(state, memory)
     data = memory.getvalue()

@@ -105,6 +105,10 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.step, self.seconds = state["step"], state["seconds"]
         print(f"{self.stage}: is at step {self.step} of {self.steps}", flush=True)
+        curve = self.arguments.out / f"{self.stage}.csv"
+        if curve.exists():  # without what a leg that was killed did behind its last state
+            lines = curve.read_text().splitlines(keepends=True)
+            curve.write_text("".join(lines[:1] + [line for line in lines[1:] if int(line.split(",")[0]) <= self.step]))
         if self.step == self.steps:
             return True
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
@@ -133,13 +137,15 @@ class Trainer:
         return time.monotonic() - self.started < self.arguments.seconds
 
     def run(self) -> Iterator[int]:
-        """The steps of this leg; saves behind the last one."""
+        """The steps of this leg; saves a few times on the way, and behind the last one."""
         while self.step < self.steps and (self.step % self.every or self.time_left()):
             for optimizer, rate in zip(self.optimizers, self.rates, strict=True):
                 for group in optimizer.param_groups:
                     group["lr"] = rate * self.schedule(self.step)
             yield self.step
             self.step += 1
+            if self.step % (self.every * max(1, self.steps // self.every // 10)) == 0 and self.step < self.steps:
+                self.save()
         self.save()
 
     def descend(self) -> None:

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <random>
 #include <set>
 
 #include "cli/report/assets.h"
@@ -13,8 +14,16 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Rounds = std::vector<const ReportRound*>;
 
-// Scripts and styles of the page's own, and nothing from anywhere else, whatever a text may say.
-constexpr const char* kPolicy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
+// The page's own script, which says the word that nobody could know before, and nothing else that runs or is
+// loaded, whatever a text may say.
+constexpr const char* kPolicy =
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{}'; base-uri 'none'; form-action "
+    "'none'";
+
+std::string random_word() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+}
 
 Rounds rounds_of(const ReportRun& run, size_t request) {
   Rounds rounds;
@@ -177,6 +186,7 @@ std::string report_page(const GenerationReport& report) {
                         report.texts.size());
   }
   body += numbers(report, run) + settings(report) + "</main>\n";
+  const std::string word = random_word();
   return fmt::format(
       "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta http-equiv=\"Content-Security-Policy\" content=\"{}\">\n"
@@ -184,9 +194,9 @@ std::string report_page(const GenerationReport& report) {
       "<meta name=\"color-scheme\" content=\"light dark\">\n<title>{} with {} – kdtree</title>\n"
       "<style>\n{}</style>\n</head>\n<body>\n<a class=\"skip\" href=\"#main\">Skip to the text</a>\n{}"
       "<script type=\"application/json\" "
-      "id=\"labels\">{}</script>\n<script>\n{}</script>\n</body>\n</html>\n",
-      kPolicy, escape_html(report.model), mode_title(run.mode), kReportStyle, body,
-      json_in_script(labels_json(report, run)), kReportScript);
+      "id=\"labels\">{}</script>\n<script nonce=\"{}\">\n{}</script>\n</body>\n</html>\n",
+      fmt::format(kPolicy, word), escape_html(report.model), mode_title(run.mode), kReportStyle, body,
+      json_in_script(labels_json(report, run)), word, kReportScript);
 }
 
 }  // namespace kdtree::cli
