@@ -312,5 +312,15 @@ TEST(Tune, KeepsCostsForGenerate) {
   EXPECT_NE(used.err.find(" nodes: "), std::string::npos) << used.err;
 }
 
+TEST(Generate, TheRecordHasEachPromptsNodes) {
+  const auto nodes = [](const std::string& of, const Arguments& prompts) {
+    Arguments arguments = {"--nodes", of, "--max-new", "4", "--json"};
+    arguments.insert(arguments.end(), prompts.begin(), prompts.end());
+    return Json::parse(run(with_models("generate", arguments)).out)["nodes"];
+  };
+  EXPECT_EQ(nodes("5", {"--input-ids", "1", "--input-ids", "2"}), Json(5));
+  EXPECT_EQ(nodes("0,5", {"--input-ids", "1", "--input-ids", "2"}), Json({0, 5}));
+}
+
 }  // namespace
 }  // namespace kdtree::cli_test
