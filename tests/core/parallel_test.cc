@@ -19,6 +19,7 @@ class HelpedTeam {
       threads_.emplace_back([this] { team_.help(); });
   }
   ~HelpedTeam() {
+    Team::current() = nullptr;  // a run leaves its team there, for the next one
     team_.dismiss();
     for (std::thread& thread : threads_)
       thread.join();
