@@ -43,10 +43,10 @@ bool write_all(int file, std::span<const std::byte> bytes) {
 
 }  // namespace
 
-Status write_file_atomically(const std::string& name, std::span<const std::span<const std::byte>> parts) {
-  const std::string path = resolved(name);
+Status write_file_atomically(const std::string& path, std::span<const std::span<const std::byte>> parts) {
+  const std::string target = resolved(path);
   std::string temporary;
-  FileDescriptor file(create_temporary(path, temporary));
+  FileDescriptor file(create_temporary(target, temporary));
   if (file.get() < 0) return os_error(path, "create a temporary file beside it");
   const auto give_up = [&](const char* action) {
     auto error = os_error(path, action);
@@ -58,7 +58,7 @@ Status write_file_atomically(const std::string& name, std::span<const std::span<
   }
   if (::fsync(file.get()) != 0) return give_up("flush");
   if (!file.close()) return give_up("close");
-  if (::rename(temporary.c_str(), path.c_str()) != 0) return give_up("replace");
+  if (::rename(temporary.c_str(), target.c_str()) != 0) return give_up("replace");
   return {};
 }
 

@@ -11,8 +11,8 @@ namespace kdtree {
 namespace {
 
 constexpr int64_t kMostSize = int64_t{1} << 24;
-// Features (floats of one request) that wait for the next proposal, so that many rounds share one pass; a request
-// that ends in plain rounds never pays for it.
+// Features (floats of one request) that wait for the next proposal, so that many rounds share one pass; a
+// request that ends in plain rounds never pays for it.
 constexpr size_t kMostPending = size_t{1} << 21;
 
 // What this drafter computes in one way only.
