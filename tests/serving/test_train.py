@@ -177,6 +177,18 @@ def test_complete_stage_stays_as_it_is(whole: Path, corpus: Path) -> None:
     assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("looks", [0, 5])
+def test_curve_of_a_killed_leg(looks: int, whole: Path, corpus: Path, tmp_path: Path) -> None:
+    """It wrote lines behind its last state, or had no state yet."""
+    if looks:
+        run_leg("target", corpus, tmp_path, looks=looks)
+    lines = (whole / "target.csv").read_bytes().splitlines(keepends=True)
+    (tmp_path / "target.csv").write_bytes(b"".join(lines[: looks + 4]))
+    run_leg("target", corpus, tmp_path)
+    steps = [row["step"] for row in curve(tmp_path, "target")]
+    assert steps == [str(i + 1) for i in range(train.TOY["target"]["steps"])]
+
+
 def test_another_number_of_steps(whole: Path, corpus: Path) -> None:
     with pytest.raises(SystemExit, match=r"target: a run of 12 steps, not of 13"):
         run_leg("target", corpus, whole, "--steps", "13")

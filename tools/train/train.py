@@ -99,21 +99,29 @@ class Trainer:
         """Loads the state of the last leg. True when the stage is complete already."""
         state = load_state(self.arguments.out / self.stage)
         if state is None:
+            self.cut_curve()
             return False
         if state["steps"] != self.steps:
             sys.exit(f"{self.arguments.out / self.stage}: a run of {state['steps']} steps, not of {self.steps}")
         self.model.load_state_dict(state["model"])
         self.step, self.seconds = state["step"], state["seconds"]
         print(f"{self.stage}: is at step {self.step} of {self.steps}", flush=True)
-        curve = self.arguments.out / f"{self.stage}.csv"
-        if curve.exists():  # without what a leg that was killed did behind its last state
-            lines = curve.read_text().splitlines(keepends=True)
-            curve.write_text("".join(lines[:1] + [line for line in lines[1:] if int(line.split(",")[0]) <= self.step]))
+        self.cut_curve()
         if self.step == self.steps:
             return True
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         return False
+
+    def cut_curve(self) -> None:
+        """Takes away what a leg that was killed did behind its last state."""
+        path = self.curve()
+        if path.exists():
+            lines = path.read_bytes().splitlines(keepends=True)
+            path.write_bytes(b"".join(lines[:1] + [x for x in lines[1:] if int(x.split(b",")[0]) <= self.step]))
+
+    def curve(self) -> Path:
+        return self.arguments.out / f"{self.stage}.csv"
 
     def save(self) -> None:
         complete = self.step == self.steps  # then nothing but the weights is needed any more
@@ -156,7 +164,7 @@ class Trainer:
 
     def record(self, **values: float) -> None:
         """A line of the curve, on the screen and in OUT/<stage>.csv."""
-        path = self.arguments.out / f"{self.stage}.csv"
+        path = self.curve()
         row = {"step": self.step + 1, "seconds": round(self.elapsed(), 1)} | {k: round(v, 5) for k, v in values.items()}
         new = not path.exists()
         with path.open("a", newline="") as file:
