@@ -80,4 +80,12 @@ Status read_parents(const VerifyProblem& p, int64_t request, std::span<int32_t> 
   }
 }
 
+Result<std::vector<int32_t>> read_parents(const VerifyProblem& p, int64_t request) {
+  const int64_t nodes = request_view(p, request).nodes;
+  std::vector<int32_t> parents(static_cast<size_t>(nodes));
+  std::vector<uint64_t> bits(static_cast<size_t>(nodes * ceil_div(nodes, 64)));
+  KDTREE_RETURN_IF_ERROR(read_parents(p, request, parents, bits));
+  return parents;
+}
+
 }  // namespace kdtree

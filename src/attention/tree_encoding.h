@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "attention/problem.h"
 
@@ -12,5 +13,7 @@ namespace kdtree {
 // ceil(N / 64) * N words of scratch (used by the bool mask alone). Validates. Errors: KDTREE_INVALID_TREE.
 Status read_parents(const VerifyProblem& problem, int64_t request, std::span<int32_t> parents,
                     std::span<uint64_t> bits);
+// The same with memory of its own.
+Result<std::vector<int32_t>> read_parents(const VerifyProblem& problem, int64_t request);
 
 }  // namespace kdtree

@@ -17,9 +17,9 @@ Result<Path> walk(const Bundle& bundle, const VerifyProblem& problem, std::span<
                   int32_t request) {
   const RequestView view = request_view(problem, request);
   const auto nodes = static_cast<size_t>(view.nodes);
-  Path parents(nodes);
-  std::vector<uint64_t> bits(nodes * static_cast<size_t>(ceil_div(view.nodes, 64)));
-  KDTREE_RETURN_IF_ERROR(read_parents(problem, request, parents, bits));
+  const auto read = read_parents(problem, request);
+  KDTREE_RETURN_IF_ERROR(read);
+  const Path& parents = *read;
 
   // The walk knows no padding rows: number the others 0, 1, ...
   const auto tokens = bundle.tokens.as<int32_t>().subspan(static_cast<size_t>(view.row_begin), nodes);

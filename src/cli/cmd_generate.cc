@@ -56,6 +56,13 @@ std::string as_text(const std::string& bytes) {
   return text + stream.finish();
 }
 
+// "auto", a number, or one for each prompt.
+Json nodes_json(const std::string& nodes) {
+  if (nodes == "auto") return nodes;
+  const auto values = parse_integers(nodes);
+  return values.size() == 1 ? Json(values[0]) : Json(values);
+}
+
 // What the options and the machine say, as far as one mode's decoding depends on it.
 Json run_json(const GenerateOptions& options, const ModelSession& session,
               const std::vector<Request>& requests, const GenerationRun& run) {
@@ -63,14 +70,11 @@ Json run_json(const GenerateOptions& options, const ModelSession& session,
   Json json{{"model", options.model.model},
             {"draft", options.model.draft.empty() ? Json() : Json(options.model.draft)},
             {"mode", measured.mode},
-            {"nodes", measured.mode == "ar"            ? Json()
-                      : options.decode.nodes == "auto" ? Json("auto")
-                                                       : Json::parse("[" + options.decode.nodes + "]")},
+            {"nodes", measured.mode == "ar" ? Json() : nodes_json(options.decode.nodes)},
             {"batch", options.decode.batch},
             {"threads", session.threads()},
             {"kv_dtype", options.decode.kv_dtype},
             {"seed", options.decode.sampling.seed}};
-  if (json["nodes"].is_array() && json["nodes"].size() == 1) json["nodes"] = json["nodes"][0];
   for (size_t i = 0; i < requests.size(); ++i) {
     Json request{{"prompt_tokens", requests[i].prompt.size()},
                  {"tokens", run.output.tokens(i)},

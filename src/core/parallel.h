@@ -35,6 +35,13 @@ void spin_until(const Condition& condition) {
   }
 }
 
+// Of work on its own: neither cancelled with the caller's tasks nor interleaved with them, in the caller's
+// floating-point mode.
+inline tbb::task_group_context own_context() {
+  return tbb::task_group_context(tbb::task_group_context::isolated, tbb::task_group_context::default_traits |
+                                                                        tbb::task_group_context::fp_settings);
+}
+
 // Threads that wait for the parallel runs of one computation (with_team). One leads; the others help as they
 // come, so that it gets done also where none ever does.
 class Team {
@@ -106,9 +113,7 @@ auto with_team(const Body& body) {
   if (Team::current() != nullptr || threads == 1) return body();
   return tbb::this_task_arena::isolate([&] {
     Team team;
-    tbb::task_group_context context(
-        tbb::task_group_context::isolated,
-        tbb::task_group_context::default_traits | tbb::task_group_context::fp_settings);
+    tbb::task_group_context context = own_context();
     tbb::task_group helpers(context);
     struct Lead {
       explicit Lead(Team& of, tbb::task_group& others) : team(of), helpers(others) {
@@ -147,11 +152,7 @@ void parallel_run(int64_t count, const Body& body) {
   for (std::thread& thread : threads)
     thread.join();
 #else
-  // On its own: neither cancelled with the caller's tasks nor interleaved with them, in the caller's
-  // floating-point mode.
-  tbb::task_group_context context(
-      tbb::task_group_context::isolated,
-      tbb::task_group_context::default_traits | tbb::task_group_context::fp_settings);
+  tbb::task_group_context context = own_context();
   tbb::this_task_arena::isolate(
       [&] { tbb::parallel_for(int64_t{0}, count, body, tbb::simple_partitioner(), context); });
 #endif

@@ -5,7 +5,6 @@
 #include <limits>
 #include <numeric>
 
-#include "core/parallel.h"
 #include "core/scratch.h"
 #include "tree/accept.h"
 #include "tree/best_first.h"
@@ -170,8 +169,7 @@ Status Engine::step(const Emit& emit) {
 
 Status Engine::admit_and_round(const Emit& emit) {
   KDTREE_RETURN_IF_ERROR(admit(emit));
-  if (active_.empty()) return {};
-  return round(emit);
+  return active_.empty() ? Status() : round(emit);
 }
 
 // The model may serve another engine between two passes of this one.

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "attention/tree_encoding.h"
+#include "tree/draft_tree.h"
 
 namespace kdtree {
 namespace {
@@ -15,24 +16,14 @@ Status check_equal(const char* name, int64_t value, int64_t expected) {
   return fail(KDTREE_INVALID_FILE, "{} is {}, expected the model's {}", name, value, expected);
 }
 
-Result<std::vector<int32_t>> parents_of(const VerifyProblem& p, int32_t request) {
-  const int64_t nodes = request_view(p, request).nodes;
-  std::vector<int32_t> parents(static_cast<size_t>(nodes));
-  std::vector<uint64_t> bits(static_cast<size_t>(nodes * ceil_div(nodes, 64)));
-  if (Status status = read_parents(p, request, parents, bits); !status)
-    return with_context(status.error(), fmt::format("request {}: ", request));
-  return parents;
-}
-
 // Adds the request's rows, and their positions, to `batch`.
 Status add_request(const VerifyProblem& p, int32_t request, ForwardBatch& batch) {
   const RequestView view = request_view(p, request);
-  const auto parents = parents_of(p, request);
-  KDTREE_RETURN_IF_ERROR(parents);
-  std::vector<int64_t> depth(parents->size(), 0);
+  const auto parents = read_parents(p, request);
+  if (!parents) return with_context(parents.error(), fmt::format("request {}: ", request));
+  std::vector<int32_t> depth(parents->size());
+  depths_from_parents(*parents, depth);
   for (size_t node = 0; node < parents->size(); ++node) {
-    const int32_t parent = (*parents)[node];
-    if (parent >= 0) depth[node] = depth[static_cast<size_t>(parent)] + 1;
     batch.positions.push_back(view.prefix_length + depth[node]);
     batch.slots.push_back(draft_slots(p)[view.row_begin + static_cast<int64_t>(node)]);
   }

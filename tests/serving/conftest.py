@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests/model"))
 
+import reference  # noqa: E402
+
 ModelLogits = Callable[..., dict[str, torch.Tensor]]
 
 
@@ -33,3 +35,17 @@ def model_logits(tmp_path: Path) -> ModelLogits:
         return load_file(output)
 
     return run
+
+
+def expect_weights_in_sglang(parameters: dict[str, torch.Tensor], folder: Path) -> None:
+    """SGLang's parameters are the drafter's weights, all of them; it keeps some of them side by side in one."""
+    ours = reference.read_weights(folder)
+    for name, parameter in parameters.items():
+        for fused, parts in (("qkv_proj", ("q_proj", "k_proj", "v_proj")), ("gate_up_proj", ("gate_proj", "up_proj"))):
+            if fused in name:
+                expected = torch.cat([ours.pop(name.replace(fused, part)) for part in parts])
+                break
+        else:
+            expected = ours.pop(name)
+        assert torch.equal(parameter, expected), name
+    assert not ours, "not used by SGLang"

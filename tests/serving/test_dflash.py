@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from conftest import ModelLogits
+from conftest import ModelLogits, expect_weights_in_sglang
 from safetensors.torch import load_file
 
 TOLERANCE = 2e-5
@@ -69,16 +69,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
 
 def test_sglang_loads_every_weight(served: Served) -> None:
     """SGLang passes over names it does not know, and leaves what it misses uninitialised: so compare its parameters."""
-    ours = reference.read_weights(served.draft)
-    for name, parameter in served.parameters.items():
-        for fused, parts in (("qkv_proj", ("q_proj", "k_proj", "v_proj")), ("gate_up_proj", ("gate_proj", "up_proj"))):
-            if fused in name:
-                expected = torch.cat([ours.pop(name.replace(fused, part)) for part in parts])
-                break
-        else:
-            expected = ours.pop(name)
-        assert torch.equal(parameter, expected), name
-    assert not ours, "not used by SGLang"
+    expect_weights_in_sglang(served.parameters, served.draft)
 
 
 def test_sglang_agrees_with_the_reference(served: Served) -> None:

@@ -11,7 +11,7 @@ import pytest
 import reference
 import sglang_probe
 import torch
-from conftest import ROOT, ModelLogits
+from conftest import ROOT, ModelLogits, expect_weights_in_sglang
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
@@ -60,16 +60,7 @@ def parameters_in_sglang(folder: Path) -> dict[str, np.ndarray]:
 def test_sglang_takes_every_weight_of_the_drafter() -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         parameters = pool.submit(parameters_in_sglang, TINY / "drafter").result(timeout=200)
-    ours = {name: tensor.numpy() for name, tensor in reference.read_weights(TINY / "drafter").items()}
-    for name, parameter in parameters.items():
-        for fused, parts in (("qkv_proj", ("q_proj", "k_proj", "v_proj")), ("gate_up_proj", ("gate_proj", "up_proj"))):
-            if fused in name:
-                expected = np.concatenate([ours.pop(name.replace(fused, part)) for part in parts])
-                break
-        else:
-            expected = ours.pop(name)
-        assert np.array_equal(parameter, expected), name
-    assert not ours, "not used by SGLang"
+    expect_weights_in_sglang({name: torch.from_numpy(array) for name, array in parameters.items()}, TINY / "drafter")
 
 
 @pytest.fixture(scope="module")

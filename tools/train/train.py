@@ -191,6 +191,19 @@ def cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, -2), tokens.flatten())
 
 
+def next_byte_loss(model: nn.Module, batch: Tensor) -> Tensor:
+    with mixed_precision():
+        return cross_entropy(model(batch[:, :-1]), batch[:, 1:])
+
+
+@torch.no_grad()
+def heldout_bits(model: nn.Module, heldout: Windows, settings: dict[str, Any]) -> float:
+    """Bits a byte over the same four batches each time."""
+    heldout.drawn = 0
+    batches = (heldout.batch(settings["batch"], settings["length"]) for _ in range(4))
+    return sum(next_byte_loss(model, batch).item() for batch in batches) / 4 / math.log(2)
+
+
 def train_target(arguments: argparse.Namespace) -> None:
     torch.manual_seed(arguments.seed)
     trainer = Trainer("target", Target(configs(arguments.toy)[0]), arguments)
@@ -204,11 +217,7 @@ def train_target(arguments: argparse.Namespace) -> None:
     tokens_a_step = settings["batch"] * settings["length"]
     windows.drawn = trainer.step * tokens_a_step
 
-    def loss_of(batch: Tensor) -> Tensor:
-        with mixed_precision():
-            return cross_entropy(model(batch[:, :-1]), batch[:, 1:])
-
-    compiled_loss = compiled(loss_of)
+    compiled_loss = compiled(lambda batch: next_byte_loss(model, batch))
     total = torch.zeros((), device=trainer.device)
     counted = 0
     for step in trainer.run():
@@ -219,10 +228,9 @@ def train_target(arguments: argparse.Namespace) -> None:
         total += loss.detach()
         counted += 1
         if (step + 1) % max(1, trainer.steps // 40) == 0:
-            with torch.no_grad():
-                heldout.drawn = 0
-                test = [loss_of(heldout.batch(settings["batch"], settings["length"])).item() for _ in range(4)]
-            trainer.record(train_bits=total.item() / counted / math.log(2), heldout_bits=sum(test) / 4 / math.log(2))
+            trainer.record(
+                train_bits=total.item() / counted / math.log(2), heldout_bits=heldout_bits(model, heldout, settings)
+            )
             total.zero_()
             counted = 0
     trainer.publish_as("target")
@@ -250,8 +258,8 @@ def train_unloop(arguments: argparse.Namespace) -> None:
     start, ngram = settings["prompt"], 24
 
     def losses_of(batch: Tensor, own: Tensor, loops: Tensor) -> tuple[Tensor, Tensor]:
+        likelihood = next_byte_loss(model, batch)
         with mixed_precision():
-            likelihood = cross_entropy(model(batch[:, :-1]), batch[:, 1:])
             logits = model(own[:, :-1])
         p = logits.float().softmax(-1).gather(-1, own[:, 1:, None])[..., 0]
         unlikelihood = -(torch.log1p(-p.clamp(max=1 - 1e-4)) * loops[:, 1:]).sum() / loops[:, 1:].numel()
@@ -275,13 +283,9 @@ def train_unloop(arguments: argparse.Namespace) -> None:
         (likelihood + 0.3 * unlikelihood).backward()
         trainer.descend()
         if (step + 1) % max(1, trainer.steps // 20) == 0:
-            with torch.no_grad(), mixed_precision():
-                heldout.drawn = 0
-                batch = heldout.batch(4 * settings["batch"], settings["length"])
-                test = cross_entropy(model(batch[:, :-1]), batch[:, 1:]).item()
             trainer.record(
                 train_bits=likelihood.item() / math.log(2),
-                heldout_bits=test / math.log(2),
+                heldout_bits=heldout_bits(model, heldout, settings),
                 repeated_24=loops[:, start:].float().mean().item(),
                 repeated_12=repeated(own[:, start:], 12).float().mean().item(),
             )
