@@ -239,7 +239,7 @@ Result<Engine> make_engine(const DecodeOptions& options, ModelSession& session,
   if (options.nodes == "auto" && engine->mode != DecodeMode::autoregressive) {
     auto table = session.costs(verbose);
     KDTREE_RETURN_IF_ERROR(table);
-    policy.emplace(*std::move(table), session.drafter()->depth());
+    policy.emplace(*std::move(table));
   }
   return Engine::create(session.target(), session.drafter(), *engine, std::move(policy));
 }

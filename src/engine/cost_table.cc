@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <limits>
 
 #include <nlohmann/json.hpp>
 
@@ -17,7 +18,10 @@ using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kRows[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512};
-constexpr double kMostSecondsPerPass = 2.0;
+constexpr double kMostPassUs = 2e6;
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+constexpr int kSweeps = 6;
+constexpr double kMostSweepsUs = 1e6;  // then no other one begins: what is slow varies less
 
 double microseconds_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
@@ -76,19 +80,33 @@ class Probe {
   std::vector<int64_t> slots_;
 };
 
-// The median of a few calls after one that warms the caches.
+double median(std::vector<double> times) {
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
+}
+
+// Microseconds of the passes call(0) ... call(count - 1), each the median of a few sweeps over all of them: a
+// slow moment of the machine then spoils one sweep, not one pass. The first sweep ends at the first pass that
+// takes `most_times` as long as call(0), or too long at all.
 template <class Call>
-Result<double> median_us(const Call& call) {
-  std::vector<double> times;
-  for (int i = 0; i < 6; ++i) {
-    const auto begin = Clock::now();
-    KDTREE_RETURN_IF_ERROR(call());
-    times.push_back(microseconds_since(begin));
-    if (times.back() > kMostSecondsPerPass * 1e6) break;
-    if (i == 0) times.pop_back();
+Result<std::vector<double>> measure_passes(size_t count, double most_times, const Call& call) {
+  KDTREE_RETURN_IF_ERROR(call(0));  // warms the caches
+  std::vector<std::vector<double>> times(count);
+  const auto begin = Clock::now();
+  for (int sweep = 0; sweep < kSweeps; ++sweep) {
+    if (sweep > 0 && microseconds_since(begin) > kMostSweepsUs) break;
+    for (size_t i = 0; i < times.size(); ++i) {
+      const auto start = Clock::now();
+      KDTREE_RETURN_IF_ERROR(call(i));
+      times[i].push_back(microseconds_since(start));
+      if (sweep > 0) continue;
+      if (times[i][0] > std::min(kMostPassUs, most_times * times[0][0])) times.resize(i + 1);
+    }
   }
-  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
-  return times[times.size() / 2];
+  std::vector<double> medians(times.size());
+  std::transform(times.begin(), times.end(), medians.begin(), median);
+  return medians;
 }
 
 Status measure_drafter(TargetModel& target, Drafter& drafter, int64_t context, CostTable& table) {
@@ -96,22 +114,21 @@ Status measure_drafter(TargetModel& target, Drafter& drafter, int64_t context, C
   const std::vector<float> features(static_cast<size_t>(context * layers * target.config().hidden_size),
                                     0.1f);
   const std::vector<int32_t> tokens(static_cast<size_t>(context), 0);
-  for (const int64_t requests : {1, 4}) {
-    std::vector<std::unique_ptr<DraftState>> states;
-    std::vector<DraftQuery> queries;
-    for (int64_t i = 0; i < requests; ++i) {
-      states.push_back(drafter.start());
-      drafter.extend(*states.back(), tokens, features);
-      queries.push_back({states.back().get(), 0});
-    }
-    const auto us = median_us([&]() -> Status {
-      (void)drafter.propose(queries);
-      return {};
-    });
-    KDTREE_RETURN_IF_ERROR(us);
-    table.requests.push_back(requests);
-    table.draft_us.push_back(*us);
+  table.requests = {1, 4};
+  std::vector<std::unique_ptr<DraftState>> states;
+  std::vector<DraftQuery> queries;
+  for (int64_t i = 0; i < table.requests.back(); ++i) {
+    states.push_back(drafter.start());
+    drafter.extend(*states.back(), tokens, features);
+    queries.push_back({states.back().get(), 0});
   }
+  auto times = measure_passes(table.requests.size(), kNoLimit, [&](size_t i) -> Status {
+    (void)drafter.propose(std::span(queries).first(static_cast<size_t>(table.requests[i])));
+    return {};
+  });
+  KDTREE_RETURN_IF_ERROR(times);
+  table.requests.resize(times->size());
+  table.draft_us = *std::move(times);
   return {};
 }
 
@@ -138,19 +155,23 @@ Result<CostTable> CostTable::measure(TargetModel& target, Drafter* drafter, int6
   for (const int64_t rows : kRows) {
     if (rows <= std::max<int64_t>(1, most_rows)) table.rows.push_back(rows);
   }
+  // No tree pays whose pass takes as long as plain decoding of all that it can give; one measurement may be
+  // off.
+  const double most_times =
+      drafter != nullptr ? 3.0 * (static_cast<double>(drafter->depth()) + 1.0) : kNoLimit;
   for (const int64_t context : table.contexts) {
     auto probe = Probe::create(target, context, table.rows.back());
     KDTREE_RETURN_IF_ERROR(probe);
-    std::vector<double>& times = table.verify_us.emplace_back();
-    for (size_t i = 0; i < table.rows.size(); ++i) {
-      const auto us = median_us([&]() -> Status {
-        KDTREE_RETURN_IF_ERROR(probe->pass(context, table.rows[i]));
-        return {};
-      });
-      KDTREE_RETURN_IF_ERROR(us);
-      times.push_back(*us);
-      if (*us > kMostSecondsPerPass * 1e6) table.rows.resize(i + 1);
-    }
+    auto times = measure_passes(table.rows.size(), most_times, [&](size_t i) -> Status {
+      KDTREE_RETURN_IF_ERROR(probe->pass(context, table.rows[i]));
+      return {};
+    });
+    KDTREE_RETURN_IF_ERROR(times);
+    // Noise must not make more rows cheaper.
+    for (size_t i = 1; i < times->size(); ++i)
+      (*times)[i] = std::max((*times)[i], (*times)[i - 1]);
+    table.rows.resize(times->size());
+    table.verify_us.push_back(*std::move(times));
   }
   table.verify_us[0].resize(table.rows.size());
   if (drafter != nullptr) KDTREE_RETURN_IF_ERROR(measure_drafter(target, *drafter, table.contexts[0], table));

@@ -421,7 +421,7 @@ Status Engine::accept(size_t index, int64_t first_row, const ForwardOutput& out,
   const int32_t deepest = *std::max_element(tree.depth.begin(), tree.depth.end());
   for (GenerationStats* stats : {&stats_, &request_stats_[static_cast<size_t>(sequence.id)]})
     stats->add_round(tree.size(), deepest, acceptance->count);
-  if (policy_) policy_->observe_acceptance(tree, acceptance->count);
+  if (policy_) policy_->observe_acceptance(tree, path);
   if (watch_) watch_({sequence.id, sequence.request, sequence.committed, tree, logits, path, emitted});
   {
     const Stopwatch stopwatch(times_.commit);

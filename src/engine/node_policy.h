@@ -7,18 +7,18 @@
 #include <string>
 #include <vector>
 
-#include "engine/cost_table.h"
+#include "engine/draft_calibration.h"
+#include "engine/round_costs.h"
 #include "tree/draft_tree.h"
 
 namespace kdtree {
 
 class NodePolicy {
  public:
-  // `depth`: of the deepest tree.
-  NodePolicy(CostTable costs, int64_t depth);
+  explicit NodePolicy(CostTable costs);
 
-  // Whether this round should draft at all. Where trees do not pay for some rounds, plain rounds follow
-  // before a few look again: so many that looking costs a hundredth of the time.
+  // Whether this round should draft at all. Where trees have lost the time of some plain rounds, plain rounds
+  // follow, so many that looking again costs less than a hundredth of the time.
   bool should_draft();
 
   // The nodes to verify of each tree, ascending, the root and all ancestors among them. Never only roots
@@ -26,8 +26,8 @@ class NodePolicy {
   // `context` is the mean prefix length.
   std::vector<std::vector<int32_t>> choose(std::span<const DraftTree> trees, double context);
 
-  // What a round turned out to be. `tree` is what was verified, `accept_length` the tokens it gave.
-  void observe_acceptance(const DraftTree& tree, int64_t accept_length);
+  // What a round turned out to be. `tree` is what was verified, `path` the accepted nodes, root first.
+  void observe_acceptance(const DraftTree& tree, std::span<const int32_t> path);
   void observe_draft(int64_t requests, double microseconds);
   void observe_verify(int64_t rows, double context, double microseconds);
 
@@ -35,20 +35,13 @@ class NodePolicy {
   const std::string& explanation() const { return explanation_; }
 
  private:
-  double verify_us(int64_t rows, double context) const;
-  // The measured number of rows that stands for `rows`.
-  size_t bucket(int64_t rows) const;
+  void account(double saved_rounds);
 
-  CostTable costs_;
-  // The drafter's weights may be too sure or not sure enough: acceptance seen over acceptance promised, at
-  // each depth, over the last rounds.
-  std::vector<double> promised_, seen_;
-  double speed_ = 1.0;               // time seen over the table's, whatever the rows
-  std::vector<double> corrections_;  // [rows of the table] the same of these rows, beside that
-  double draft_correction_ = 1.0;
-  int64_t poor_ = 0;    // rounds in a row that drafted and should not have
-  double lost_us_ = 0;  // by them, against plain decoding of as many tokens
-  int64_t pause_ = 0;   // plain rounds before the next look
+  RoundCosts costs_;
+  DraftCalibration calibration_;
+  double balance_ = 0.0;        // what drafting has saved of late, in plain rounds
+  int64_t pause_ = 0;           // plain rounds before the next look
+  bool paused_before_ = false;  // and drafting has not paid since
   std::string explanation_;
 };
 

@@ -119,7 +119,7 @@ TEST(Lossless, WithNodesChosenRoundByRoundToo) {
       for (const int64_t batch : {1, 4}) {
         const auto drafted = generate(
             target, &drafter, {.mode = DecodeMode::tree, .nodes = 64, .batch = batch, .kv_dtype = dtype},
-            requests, NodePolicy(costs, 7));
+            requests, NodePolicy(costs));
         ASSERT_TRUE(drafted) << drafted.error().message;
         expect_same(*drafted, *plain, fmt::format("draft {} us, batch {}", draft, batch));
         EXPECT_LT(drafted->stats.nodes, 64 * drafted->stats.rounds);

@@ -1,0 +1,62 @@
+#include "engine/round_costs.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace kdtree {
+namespace {
+
+// Variances of logarithms. At first the speed may be off by half, an entry by a fifth; a round's time
+// varies by a tenth; from round to round the speed wanders by 3 %, an entry's error hardly.
+constexpr double kSpeed = 0.25;
+constexpr double kError = 0.04;
+constexpr double kNoise = 0.01;
+constexpr double kSpeedWalk = 1e-3;
+constexpr double kErrorWalk = 1e-5;
+// Deviations of a surprise that are believed: a round that lost its processor says nothing.
+constexpr double kMostDeviations = 3.0;
+
+}  // namespace
+
+RoundCosts::RoundCosts(CostTable table)
+    : table_(std::move(table)),
+      speed_{0.0, kSpeed},
+      verify_errors_(table_.rows.size(), {0.0, kError}),
+      draft_error_{0.0, kError} {}
+
+size_t RoundCosts::entry(int64_t rows) const {
+  const auto at = std::lower_bound(table_.rows.begin(), table_.rows.end(), rows) - table_.rows.begin();
+  return std::min(static_cast<size_t>(at), verify_errors_.size() - 1);
+}
+
+double RoundCosts::verify(int64_t rows, double context) const {
+  return table_.verify(rows, context) * std::exp(speed_.value + verify_errors_[entry(rows)].value);
+}
+
+double RoundCosts::draft(int64_t requests) const {
+  return table_.draft(requests) * std::exp(speed_.value + draft_error_.value);
+}
+
+void RoundCosts::observe_verify(int64_t rows, double context, double microseconds) {
+  observe(verify_errors_[entry(rows)], microseconds / table_.verify(rows, context));
+}
+
+void RoundCosts::observe_draft(int64_t requests, double microseconds) {
+  const double expected = table_.draft(requests);
+  if (expected > 0.0) observe(draft_error_, microseconds / expected);
+}
+
+void RoundCosts::observe(Estimate& error, double ratio) {
+  const double variance = speed_.variance + error.variance + kNoise;
+  const double most = kMostDeviations * std::sqrt(variance);
+  const double surprise = std::clamp(std::log(ratio) - speed_.value - error.value, -most, most);
+  for (Estimate* estimate : {&speed_, &error}) {
+    const double gain = estimate->variance / variance;
+    estimate->value += gain * surprise;
+    estimate->variance *= 1.0 - gain;
+  }
+  speed_.variance += kSpeedWalk;
+  error.variance += kErrorWalk;
+}
+
+}  // namespace kdtree

@@ -1,0 +1,40 @@
+// A cost table, corrected by what rounds took.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/cost_table.h"
+
+namespace kdtree {
+
+// Time is taken as the table's, times the machine's speed at the moment, times an error of the table's entry
+// that stays: two logarithms, of which each round shows the sum. A Kalman filter tells them apart, for the
+// speed wanders and is common to all entries.
+class RoundCosts {
+ public:
+  explicit RoundCosts(CostTable table);
+
+  // Microseconds, as those of CostTable.
+  double verify(int64_t rows, double context) const;
+  double draft(int64_t requests) const;
+
+  void observe_verify(int64_t rows, double context, double microseconds);
+  void observe_draft(int64_t requests, double microseconds);
+
+ private:
+  struct Estimate {
+    double value;
+    double variance;
+  };
+  // The entry that stands for `rows`.
+  size_t entry(int64_t rows) const;
+  void observe(Estimate& error, double ratio);
+
+  CostTable table_;
+  Estimate speed_;
+  std::vector<Estimate> verify_errors_;  // [rows of the table]
+  Estimate draft_error_;
+};
+
+}  // namespace kdtree
