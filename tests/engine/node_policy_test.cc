@@ -302,7 +302,7 @@ class Text {
         if (k > 0) left *= 1.0 - std::min(first, 0.5);
       }
     }
-    return *build_best_first({tokens.data(), log_probs.data(), 15, 16}, 0, 128);
+    return *build_best_first({tokens.data(), log_probs.data(), 15, 16}, 0, 64);
   }
 
   // What the target takes of a part of such a tree.
@@ -332,14 +332,14 @@ class Text {
   bool easy_ = false;
 };
 
-// Microseconds a token of 8,000 rounds. `nodes`: verified a round, 0 is plain; or as the policy chooses.
+// Microseconds a token of 5,000 rounds. `nodes`: verified a round, 0 is plain; or as the policy chooses.
 double time_per_token(const CostTable& costs, size_t nodes, NodePolicy* policy) {
   Text text(7);
   Random random(8);
   const auto noise = [&] { return 0.9 + 0.2 * random.uniform(); };
   double us = 0.0;
   size_t tokens = 0;
-  for (int round = 0; round < 8000; ++round) {
+  for (int round = 0; round < 5000; ++round) {
     const DraftTree trees[] = {text.draft()};
     std::vector<int32_t> keep = {0};
     const bool drafts = policy != nullptr ? policy->should_draft() : nodes > 0;
@@ -368,10 +368,10 @@ double time_per_token(const CostTable& costs, size_t nodes, NodePolicy* policy) 
 // Where plain decoding, small trees or large ones are best, and with a table that is wrong by up to a third
 // and 1.5 as fast as the machine.
 TEST(NodePolicy, IsAsFastAsTheBestFixedNumberOfNodes) {
-  for (const double per_row : {0.5, 20.0, 60.0, 150.0, 400.0}) {
+  for (const double per_row : {5.0, 60.0, 400.0}) {
     const CostTable costs = table(300, per_row, 400);
     double best = time_per_token(costs, 0, nullptr);
-    for (const size_t nodes : {1, 2, 4, 8, 16, 32, 64, 128})
+    for (const size_t nodes : {2, 4, 8, 16, 32, 64})
       best = std::min(best, time_per_token(costs, nodes, nullptr));
     Random random(5);
     for (const double error : {0.0, 0.15}) {
