@@ -137,7 +137,7 @@ TEST(Generate, ProductsAreWhatTheOptionSays) {
     expect_error(generate("q_lora", "bf16"), 2,
                  "--products: 'bf16', expected auto or f32: bf16 needs AVX-512-BF16");
   }
-  expect_error(generate("q_lora", "f16"), 2, "'f16', expected one of auto, f32, bf16");
+  expect_error(generate("q_lora", "f16"), 2, "--products: 'f16', expected auto|f32|bf16");
 }
 
 TEST(Generate, ErrorsNameTheOption) {
@@ -332,6 +332,7 @@ TEST(Tune, KeepsCostsForGenerate) {
   const Outcome tuned = run(with_models("tune", {"--json"}), environment);
   ASSERT_EQ(tuned.code, 0) << tuned.err;
   const Json json = Json::parse(tuned.out);
+  EXPECT_NE(json["key"].get<std::string>().find(" products, "), std::string::npos) << json["key"];
   EXPECT_EQ(json["rows"][0], 1);
   EXPECT_EQ(json["verify_us"][1].size(), json["rows"].size());
   const Outcome used =
