@@ -395,12 +395,12 @@ const OpsTarget& best_ops_target() {
   return best;
 }
 
-void linear(std::span<const LinearTask> given, const OpsTarget& target) {
-  const std::vector<LinearTask> tasks = rounded_tasks(given, target);
+void linear(std::span<const LinearTask> tasks, const OpsTarget& target) {
+  const std::vector<LinearTask> rounded = rounded_tasks(tasks, target);
   int64_t units = 0;
   std::vector<int64_t> first_unit;
-  first_unit.reserve(tasks.size());
-  for (const LinearTask& task : tasks) {
+  first_unit.reserve(rounded.size());
+  for (const LinearTask& task : rounded) {
     first_unit.push_back(units);
     units += ceil_div(ceil_div(task.weight.outputs, kPanel), panels_per_unit(task));
   }
@@ -409,7 +409,7 @@ void linear(std::span<const LinearTask> given, const OpsTarget& target) {
     for (int64_t unit = next++; unit < units; unit = next++) {
       const auto after = std::upper_bound(first_unit.begin(), first_unit.end(), unit);
       const auto index = static_cast<size_t>(after - first_unit.begin()) - 1;
-      const LinearTask& task = tasks[index];
+      const LinearTask& task = rounded[index];
       const int64_t panels = panels_per_unit(task);
       const int64_t begin = (unit - first_unit[index]) * panels;
       target.linear_part(task, begin, std::min(begin + panels, ceil_div(task.weight.outputs, kPanel)));
