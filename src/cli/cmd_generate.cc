@@ -73,7 +73,8 @@ Json run_json(const GenerateOptions& options, const ModelSession& session,
             {"nodes", measured.mode == "ar" ? Json() : nodes_json(options.decode.nodes)},
             {"batch", options.decode.batch},
             {"threads", session.threads()},
-            {"kv_dtype", options.decode.kv_dtype},
+            {"products", products_name(session.target().products())},
+            {"kv_dtype", dtype_name(kv_dtype_or_default(options.decode, session))},
             {"seed", options.decode.sampling.seed}};
   for (size_t i = 0; i < requests.size(); ++i) {
     Json request{{"prompt_tokens", requests[i].prompt.size()},
@@ -139,7 +140,8 @@ std::vector<std::pair<std::string, std::string>> settings_of(const GenerateOptio
        {"seed", fmt::format("{}", sampling.seed)},
        {"most new tokens", fmt::format("{}", decode.max_new)},
        {"prompts together", fmt::format("{}", decode.batch)},
-       {"KV cache", decode.kv_dtype},
+       {"products", products_name(session.target().products())},
+       {"KV cache", dtype_name(kv_dtype_or_default(decode, session))},
        {"machine", fmt::format("{}, {} threads", cpu_name(), session.threads())},
        {"peak memory", megabytes(peak_memory_bytes())},
        {"date", date_now()},
@@ -255,6 +257,7 @@ void add_generate(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("generate", "Generate text with a model, with draft trees or without");
   add_model_options(*command, o.model);
+  add_products_option(*command, o.model);
   add_decode_options(*command, o.decode, true);
   command->add_option("--stop", o.stops, "Text that ends the generation, itself not shown; repeatable")
       ->allow_extra_args(false);

@@ -53,6 +53,7 @@ void add_tune(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("tune", "Measure what rounds cost here, and keep it for generate --nodes auto");
   add_model_options(*command, options->model);
+  add_products_option(*command, options->model);
   command->add_flag("--json", options->json, "Print one JSON object");
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }

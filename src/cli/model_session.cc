@@ -12,6 +12,7 @@
 #include "cli/cpu_info.h"
 #include "cli/memory.h"
 #include "cli/options.h"
+#include "core/cpu_features.h"
 #include "core/parallel.h"
 #include "io/mapped_file.h"
 #include "kdtree/kdtree.h"
@@ -46,6 +47,17 @@ std::string cache_folder() {
   return (home.empty() ? "." : home) + "/.cache/kdtree";
 }
 
+// The products that the option asks for. Errors: KDTREE_INVALID_ARGUMENT naming it.
+Result<Products> products_of(const ModelOptions& options) {
+  const bool available = best_ops_target().multiplies_bf16;
+  if (options.products == "auto") return available && fast_bf16_products() ? Products::bf16 : Products::f32;
+  if (options.products == "f32") return Products::f32;
+  if (available) return Products::bf16;
+  return fail(KDTREE_INVALID_ARGUMENT,
+              "--products: 'bf16', expected auto or f32: bf16 needs AVX-512-BF16, which {} does not have",
+              cpu_name());
+}
+
 }  // namespace
 
 void add_model_options(CLI::App& command, ModelOptions& o) {
@@ -55,6 +67,17 @@ void add_model_options(CLI::App& command, ModelOptions& o) {
       ->required();
   command.add_option("--draft", o.draft, "Folder of the drafter, DFlashDraftModel");
   command.add_option("--threads", o.threads, "Threads (default: all)")->check(integer_in(1, kMostThreads));
+}
+
+void add_products_option(CLI::App& command, ModelOptions& o) {
+  o.products = "auto";
+  command
+      .add_option(
+          "--products", o.products,
+          "What bf16 weights are multiplied in: f32, or bf16 with rows rounded to it; auto: bf16 where "
+          "the processor is fast at it")
+      ->check(one_of({"auto", "f32", "bf16"}))
+      ->capture_default_str();
 }
 
 void add_decode_options(CLI::App& command, DecodeOptions& o, bool several) {
@@ -106,21 +129,28 @@ void add_decode_options(CLI::App& command, DecodeOptions& o, bool several) {
   command.add_option("--seed", o.sampling.seed, "Of the draws: the same text in every mode")
       ->check(seed_value())
       ->capture_default_str();
-  command.add_option("--kv-dtype", o.kv_dtype, "Element type of the KV cache")
-      ->check(one_of({"f32", "bf16"}))
-      ->capture_default_str();
+  command
+      .add_option("--kv-dtype", o.kv_dtype,
+                  "Element type of the KV cache (default: bf16 with bf16 products, else f32)")
+      ->check(one_of({"f32", "bf16"}));
   command
       .add_option("--kv-slots", o.kv_slots, "Tokens that the KV cache holds (default: what the prompts need)")
       ->check(integer_in(1, kMostTokens));
 }
 
 Result<std::unique_ptr<ModelSession>> ModelSession::load(const ModelOptions& options) {
-  auto target = TargetModel::load(options.model);
+  const auto products = products_of(options);
+  KDTREE_RETURN_IF_ERROR(products);
+  auto target = TargetModel::load(options.model, *products);
   if (!target) return with_context(target.error(), "--model: ");
+  if (options.products == "bf16" && target->products() != Products::bf16) {
+    return fail(KDTREE_INVALID_ARGUMENT,
+                "--products: 'bf16', expected auto or f32: the weights of {} are not in bf16", options.model);
+  }
   std::unique_ptr<ModelSession> session(
       new ModelSession(options, *std::move(target), Tokenizer::load(options.model + "/tokenizer.json")));
   if (!options.draft.empty()) {
-    auto drafter = DFlashDrafter::load(options.draft, session->target_);
+    auto drafter = DFlashDrafter::load(options.draft, session->target_, *products);
     if (!drafter) return with_context(drafter.error(), "--draft: ");
     session->drafter_ = *std::move(drafter);
   }
@@ -192,6 +222,11 @@ Result<std::vector<Request>> read_requests(const DecodeOptions& options, const M
   return requests;
 }
 
+DType kv_dtype_or_default(const DecodeOptions& options, const ModelSession& session) {
+  if (!options.kv_dtype.empty()) return options.kv_dtype == "bf16" ? DType::bf16 : DType::f32;
+  return session.target().products() == Products::bf16 ? DType::bf16 : DType::f32;
+}
+
 std::string mode_or_default(const DecodeOptions& options, const ModelSession& session) {
   if (!options.mode.empty()) return options.mode;
   return session.options().draft.empty() ? "ar" : "tree";
@@ -211,7 +246,7 @@ Result<EngineOptions> engine_options(const DecodeOptions& options, const ModelSe
                      : static_cast<int32_t>(std::ranges::max(parse_integers(options.nodes)));
   engine.move_rows = options.move_rows;
   engine.batch = options.batch;
-  engine.kv_dtype = options.kv_dtype == "bf16" ? DType::bf16 : DType::f32;
+  engine.kv_dtype = kv_dtype_or_default(options, session);
   return engine;
 }
 
@@ -248,8 +283,9 @@ TuneFile tune_file(const ModelSession& session) {
   const ModelOptions& options = session.options();
   // Weights that are replaced by others of the same size cost the same.
   TuneFile file;
-  file.key = fmt::format("kdtree {}, {}, {} threads, {} ({} bytes), {}", kdtree_version(), cpu_name(),
-                         session.threads(), absolute(options.model), session.target().weight_bytes(),
+  file.key = fmt::format("kdtree {}, {}, {} threads, {} products, {} ({} bytes), {}", kdtree_version(),
+                         cpu_name(), session.threads(), products_name(session.target().products()),
+                         absolute(options.model), session.target().weight_bytes(),
                          session.drafter() == nullptr ? "no drafter"
                                                       : fmt::format("{} ({} bytes)", absolute(options.draft),
                                                                     session.drafter()->weight_bytes()));

@@ -18,7 +18,8 @@ namespace kdtree::cli {
 struct ModelOptions {
   std::string model;
   std::string draft;
-  int64_t threads = 0;  // 0 = all
+  std::string products = "f32";  // or bf16, or auto
+  int64_t threads = 0;           // 0 = all
 };
 
 struct DecodeOptions {
@@ -26,8 +27,8 @@ struct DecodeOptions {
   std::string nodes = "auto";  // or a number, or one for each prompt
   int64_t batch = 4;
   int64_t max_new = 256;
-  int64_t kv_slots = 0;  // 0 = as many as the prompts need
-  std::string kv_dtype = "f32";
+  int64_t kv_slots = 0;   // 0 = as many as the prompts need
+  std::string kv_dtype;   // "" = that of the products
   bool move_rows = true;  // of EngineOptions
   SamplingParams sampling;
   std::vector<std::string> prompts;
@@ -36,6 +37,8 @@ struct DecodeOptions {
 };
 
 void add_model_options(CLI::App& command, ModelOptions& options);
+// Of commands whose results need not be those of other machines.
+void add_products_option(CLI::App& command, ModelOptions& options);
 // `several`: --mode takes a list.
 void add_decode_options(CLI::App& command, DecodeOptions& options, bool several = false);
 
@@ -72,6 +75,9 @@ class ModelSession {
 // The prompts of the options, or of standard input when they give none. Errors: KDTREE_INVALID_ARGUMENT
 // naming the option, KDTREE_IO_ERROR.
 Result<std::vector<Request>> read_requests(const DecodeOptions& options, const ModelSession& session);
+
+// The --kv-dtype of options that name one, or the type that the model's products are of.
+DType kv_dtype_or_default(const DecodeOptions& options, const ModelSession& session);
 
 // The --mode of options that name one, or the default: tree with a drafter, else ar.
 std::string mode_or_default(const DecodeOptions& options, const ModelSession& session);

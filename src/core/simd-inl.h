@@ -25,6 +25,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using Floats = hn::ScalableTag<float>;
 using Vector = hn::Vec<Floats>;
+using Words = hn::RebindToUnsigned<Floats>;
 using Quad = hn::Vec<hn::FixedTag<float, 4>>;
 
 constexpr int64_t kLanes = HWY_MAX_BYTES / 4;
@@ -69,6 +70,56 @@ HWY_INLINE Vector load_bf16(const uint16_t* from) {
   return hn::BitCast(Floats(),
                      hn::ShiftLeft<16>(hn::PromoteTo(hn::RebindToUnsigned<Floats>(), hn::LoadU(d16, from))));
 }
+
+// The upper half of each word: its float rounded to bf16, to nearest even.
+HWY_INLINE hn::Vec<Words> round_to_bf16(Vector v) {
+  const Words d;
+  const auto bits = hn::BitCast(d, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d, 1));
+  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(d, 0x7fff)));
+  // Adding could turn a NaN into something else.
+  return hn::IfThenElse(hn::RebindMask(d, hn::IsNaN(v)), hn::Or(bits, hn::Set(d, 0x400000)), rounded);
+}
+HWY_INLINE void store_bf16(Vector v, uint16_t* to) {
+  const hn::Rebind<uint16_t, Floats> d16;
+  const auto bits = hn::BitCast(hn::RebindToSigned<Floats>(), hn::ShiftRight<16>(round_to_bf16(v)));
+  hn::StoreU(hn::DemoteTo(d16, bits), d16, to);
+}
+
+// What a lane's 32-bit word holds, and how two words are multiplied: a float, or a pair of bf16.
+struct F32Products {
+  static constexpr int64_t kPerWord = 1;
+  static HWY_INLINE Vector multiply_add(Vector a, Vector b, Vector sum) { return hn::MulAdd(a, b, sum); }
+};
+
+// Slower than fp32 products: so that everything runs, and is tested, on any machine.
+struct EmulatedBf16Products {
+  static constexpr int64_t kPerWord = 2;
+  static HWY_INLINE Vector multiply_add(Vector a, Vector b, Vector sum) {
+    const Words d;
+    const auto even = [&](Vector v) KDTREE_INLINE {
+      return hn::BitCast(Floats(), hn::ShiftLeft<16>(hn::BitCast(d, v)));
+    };
+    const auto odd = [&](Vector v) KDTREE_INLINE {
+      return hn::BitCast(Floats(), hn::And(hn::BitCast(d, v), hn::Set(d, 0xffff0000u)));
+    };
+    return hn::MulAdd(odd(a), odd(b), hn::MulAdd(even(a), even(b), sum));
+  }
+};
+
+#if HWY_TARGET == HWY_AVX3
+// AVX-512-BF16's VDPBF16PS: exact products of bf16 pairs, summed in fp32, subnormals as zero. In assembly
+// because Highway 1.0 has no such operation, and its AVX3 target does not contain the extension.
+struct Bf16Products {
+  static constexpr int64_t kPerWord = 2;
+  static HWY_INLINE Vector multiply_add(Vector a, Vector b, Vector sum) {
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
+    return sum;
+  }
+};
+#else
+using Bf16Products = EmulatedBf16Products;
+#endif
 
 }  // namespace HWY_NAMESPACE
 }  // namespace kdtree

@@ -43,8 +43,10 @@ double interpolate(const std::vector<int64_t>& x, const std::vector<double>& y, 
 class Probe {
  public:
   static Result<Probe> create(TargetModel& target, int64_t context, int64_t most_rows) {
+    // What generation takes by default.
+    const DType dtype = target.products() == Products::bf16 ? DType::bf16 : DType::f32;
     auto pool =
-        KvPool::create(target.config().layers, context + most_rows, target.config().kv_width(), DType::f32);
+        KvPool::create(target.config().layers, context + most_rows, target.config().kv_width(), dtype);
     KDTREE_RETURN_IF_ERROR(pool);
     Probe probe(target, *std::move(pool));
     probe.slots_ = *probe.pool_.allocator().allocate(context + most_rows);

@@ -200,7 +200,7 @@ class DFlashDrafter::Cache : public DraftState {
 };
 
 Result<std::unique_ptr<DFlashDrafter>> DFlashDrafter::load(const std::string& folder,
-                                                           const TargetModel& target) {
+                                                           const TargetModel& target, Products products) {
   auto config = read_dflash_config(folder, target.config());
   KDTREE_RETURN_IF_ERROR(config);
   auto weights = Weights::open(folder);
@@ -213,7 +213,7 @@ Result<std::unique_ptr<DFlashDrafter>> DFlashDrafter::load(const std::string& fo
   const auto fc = drafter->weights_.matrix(prefix + "fc.weight", c.hidden_size,
                                            c.hidden_size * static_cast<int64_t>(c.target_layers.size()));
   KDTREE_RETURN_IF_ERROR(fc);
-  drafter->fc_ = Packed(*fc);
+  drafter->fc_ = Packed(*fc, products);
   auto hidden_norm = drafter->weights_.vector(prefix + "hidden_norm.weight", c.hidden_size);
   KDTREE_RETURN_IF_ERROR(hidden_norm);
   drafter->hidden_norm_ = *std::move(hidden_norm);
@@ -222,7 +222,7 @@ Result<std::unique_ptr<DFlashDrafter>> DFlashDrafter::load(const std::string& fo
   drafter->norm_ = *std::move(norm);
   drafter->layers_.resize(static_cast<size_t>(c.layers));
   for (int64_t i = 0; i < c.layers; ++i)
-    KDTREE_RETURN_IF_ERROR(drafter->load_layer(i));
+    KDTREE_RETURN_IF_ERROR(drafter->load_layer(i, products));
   return drafter;
 }
 
@@ -230,7 +230,7 @@ std::string DFlashDrafter::weight_prefix() const {
   return weights_.has("model.fc.weight") ? "model." : "";
 }
 
-Status DFlashDrafter::load_layer(int64_t index) {
+Status DFlashDrafter::load_layer(int64_t index, Products products) {
   const DFlashConfig& c = config_;
   Layer& layer = layers_[static_cast<size_t>(index)];
   const std::string prefix = fmt::format("{}layers.{}.", weight_prefix(), index);
@@ -249,7 +249,7 @@ Status DFlashDrafter::load_layer(int64_t index) {
   for (const auto& [name, to, rows, columns] : matrices) {
     const auto matrix = weights_.matrix(fmt::format("{}{}.weight", prefix, name), rows, columns);
     KDTREE_RETURN_IF_ERROR(matrix);
-    *to = Packed(*matrix);
+    *to = Packed(*matrix, products);
   }
   const struct {
     const char* name;

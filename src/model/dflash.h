@@ -35,8 +35,10 @@ Result<DFlashConfig> read_dflash_config(const std::string& folder, const ModelCo
 
 class DFlashDrafter : public Drafter {
  public:
-  // `target` must outlive the drafter. Errors: those of read_dflash_config and Weights.
-  static Result<std::unique_ptr<DFlashDrafter>> load(const std::string& folder, const TargetModel& target);
+  // `target` must outlive the drafter. bf16 products where weights are in bf16. Errors: those of
+  // read_dflash_config and Weights.
+  static Result<std::unique_ptr<DFlashDrafter>> load(const std::string& folder, const TargetModel& target,
+                                                     Products products = Products::f32);
 
   const DFlashConfig& config() const { return config_; }
   int64_t weight_bytes() const { return weights_.bytes(); }  // of the files
@@ -63,7 +65,7 @@ class DFlashDrafter : public Drafter {
 
   explicit DFlashDrafter(const TargetModel& target) : target_(target) {}
   std::string weight_prefix() const;
-  Status load_layer(int64_t index);
+  Status load_layer(int64_t index, Products products);
   std::span<const float> run(std::span<const DraftQuery> queries);
   void compute_pending(Cache& cache);
   void attention(int64_t index, std::span<const Block> blocks);

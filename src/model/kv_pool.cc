@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/checked.h"
+#include "model/ops.h"
 #include "tree/compaction.h"
 
 namespace kdtree {
@@ -61,8 +62,8 @@ KvPool::KvPool(Memory rows, int64_t layers, int64_t slots, int64_t width, DType 
 void KvPool::write(int64_t layer_index, int64_t slot, std::span<const float> row) {
   std::byte* to = layer(layer_index) + slot * row_bytes_;
   if (dtype_ == DType::bf16) {
-    auto* bits = reinterpret_cast<uint16_t*>(to);
-    std::transform(row.begin(), row.end(), bits, float_to_bf16);
+    best_ops_target().round_to_bf16(row.data(), static_cast<int64_t>(row.size()),
+                                    reinterpret_cast<uint16_t*>(to));
   } else {
     std::memcpy(to, row.data(), row.size_bytes());
   }

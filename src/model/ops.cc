@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/checked.h"
+#include "core/cpu_features.h"
 #include "core/parallel.h"
 
 // Compiled once a SIMD target and chosen at run time (Highway).
@@ -74,8 +75,9 @@ HWY_INLINE void store_panel(const Vector* sums, float* to, int64_t count) {
 // away.
 constexpr int64_t kInputsAhead = 32;
 
-// kRows rows of kPanels panels. Each output has its own accumulator, so no result depends on the tile.
-template <size_t kRows, size_t kPanels, class T>
+// kRows rows of kPanels panels, whose words are T in memory. Each output has its own accumulator, so no
+// result depends on the tile.
+template <size_t kRows, size_t kPanels, class T, class Product>
 HWY_INLINE void linear_tile(const LinearTask& task, int64_t row, int64_t panel) {
   constexpr size_t kEach = kPanel / kLanes;
   constexpr size_t kVectors = kPanels * kEach;
@@ -88,8 +90,9 @@ HWY_INLINE void linear_tile(const LinearTask& task, int64_t row, int64_t panel) 
   for (int64_t k = 0; k < w.inputs; ++k) {
     unroll<kPanels>([&](auto p) KDTREE_INLINE {
       // As a number: behind the last inputs it is no address of the array.
-      const auto ahead = static_cast<int64_t>(sizeof(T)) *
-                         (static_cast<int64_t>(p) * w.panel_stride + kInputsAhead * w.input_stride);
+      const auto ahead =
+          static_cast<int64_t>(sizeof(T)) *
+          (static_cast<int64_t>(p) * w.panel_stride + kInputsAhead / Product::kPerWord * w.input_stride);
       __builtin_prefetch(
           reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(weight) + static_cast<uintptr_t>(ahead)));
     });
@@ -102,7 +105,7 @@ HWY_INLINE void linear_tile(const LinearTask& task, int64_t row, int64_t panel) 
       const Vector factor = hn::Set(d, x[static_cast<int64_t>(r) * task.x_stride + k]);
       unroll<kVectors>([&](auto v) KDTREE_INLINE {
         Vector& sum = sums[r * kVectors + v];
-        sum = hn::MulAdd(factor, loaded[v], sum);
+        sum = Product::multiply_add(factor, loaded[v], sum);
       });
     });
     weight += w.input_stride;
@@ -117,38 +120,41 @@ HWY_INLINE void linear_tile(const LinearTask& task, int64_t row, int64_t panel) 
   });
 }
 
-// Rows times panels of which the registers hold accumulators, besides the weights and one row's factor.
-constexpr size_t kRegisterPanels = (kManyRegisters ? 24 : 12) * kLanes / kPanel;
-constexpr int64_t kMostRows = std::min<int64_t>(8, kRegisterPanels);
+// Rows times panels of which the registers hold accumulators, besides the weights and one row's factor: of
+// 32, those of nine rows (a root and eight nodes) times three panels.
+constexpr size_t kRegisterPanels = (kManyRegisters ? 27 : 12) * kLanes / kPanel;
+constexpr size_t kMostRows = std::min<size_t>(9, kRegisterPanels);
 
-// The outputs of kRows rows in panels [begin, end).
-template <size_t kRows, class T>
+// The outputs of kRows rows in panels [begin, end): kPanels at a time, the rest fewer.
+template <size_t kRows, size_t kPanels, class T, class Product>
 void linear_rows(const LinearTask& task, int64_t row, int64_t begin, int64_t end) {
-  constexpr size_t kWide = std::clamp<size_t>(kRegisterPanels / kRows, 1, kPanelGroup);
-  for (; begin + static_cast<int64_t>(kWide) <= end; begin += kWide)
-    linear_tile<kRows, kWide, T>(task, row, begin);
-  for (; begin < end; ++begin)
-    linear_tile<kRows, 1, T>(task, row, begin);
+  for (; begin + static_cast<int64_t>(kPanels) <= end; begin += kPanels)
+    linear_tile<kRows, kPanels, T, Product>(task, row, begin);
+  if constexpr (kPanels > 1) linear_rows<kRows, kPanels / 2, T, Product>(task, row, begin, end);
 }
 
-template <class T>
+template <class T, class Product = F32Products>
 void typed_part(const LinearTask& task, int64_t begin, int64_t end) {
+  // As even as they come: a single row takes a third of the time of eight.
+  const int64_t tiles = ceil_div(task.rows, static_cast<int64_t>(kMostRows));
   for (; begin < end; begin += kPanelGroup) {
     const int64_t group_end = std::min(begin + kPanelGroup, end);
-    int64_t row = 0;
-    for (; row + kMostRows <= task.rows; row += kMostRows)
-      linear_rows<kMostRows, T>(task, row, begin, group_end);
-    if (kMostRows > 4 && row + 4 <= task.rows) {
-      linear_rows<4, T>(task, row, begin, group_end);
-      row += 4;
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t row = task.rows * i / tiles;
+      const int64_t rows = task.rows * (i + 1) / tiles - row;
+      unroll<kMostRows>([&](auto before) KDTREE_INLINE {
+        constexpr size_t kRows = before + 1;
+        constexpr size_t kFit = kRegisterPanels / kRows;
+        constexpr size_t kPanels = kFit < 3 ? kFit : kFit < 6 ? 3 : 6;  // divisors of kPanelGroup
+        if (rows == kRows) linear_rows<kRows, kPanels, T, Product>(task, row, begin, group_end);
+      });
     }
-    for (; row + 2 <= task.rows; row += 2)
-      linear_rows<2, T>(task, row, begin, group_end);
-    if (row < task.rows) linear_rows<1, T>(task, row, begin, group_end);
   }
 }
 
+template <class Bf16>
 void linear_part(const LinearTask& task, int64_t begin, int64_t end) {
+  if (task.weight.products == Products::bf16) return typed_part<float, Bf16>(task, begin, end);
   switch (task.weight.dtype) {
     case DType::bf16:
       return typed_part<uint16_t>(task, begin, end);
@@ -156,6 +162,17 @@ void linear_part(const LinearTask& task, int64_t begin, int64_t end) {
       return typed_part<hwy::float16_t>(task, begin, end);
     default:
       return typed_part<float>(task, begin, end);
+  }
+}
+
+void to_bf16(const float* x, int64_t n, uint16_t* out) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes)
+    store_bf16(hn::LoadU(Floats(), x + i), out + i);
+  if (i < n) {
+    uint16_t some[kLanes];
+    store_bf16(load_some(x + i, n - i), some);
+    std::copy_n(some, n - i, out + i);
   }
 }
 
@@ -238,8 +255,18 @@ void softmax(float* x, int64_t n) {
 }  // namespace
 
 OpsTarget ops_target(const char* name) {
-  return {name, (hwy::SupportedTargets() & HWY_TARGET) != 0, linear_part, rms_norm, swiglu, softmax};
+  const bool supported = (hwy::SupportedTargets() & HWY_TARGET) != 0;
+  return {name, supported, false, linear_part<EmulatedBf16Products>, to_bf16, rms_norm, swiglu, softmax};
 }
+#if HWY_TARGET == HWY_AVX3
+OpsTarget bf16_ops_target(const char* name) {
+  OpsTarget target = ops_target(name);
+  target.supported = target.supported && has_bf16_products();
+  target.multiplies_bf16 = true;
+  target.linear_part = linear_part<Bf16Products>;
+  return target;
+}
+#endif
 
 }  // namespace HWY_NAMESPACE
 }  // namespace kdtree
@@ -260,31 +287,85 @@ int64_t panels_per_unit(const LinearTask& task) {
   return std::max(panels, task.rows > 4 ? kPanelGroup / 2 : kPanelGroup);
 }
 
-template <class T>
+// [inputs / kEach, kPanel, kEach].
+template <int64_t kEach, class T>
 void pack_panel(const Matrix& matrix, int64_t panel, T* to) {
   const int64_t count = std::min(kPanel, matrix.rows - panel * kPanel);
   for (int64_t i = 0; i < count; ++i) {
     const T* from = static_cast<const T*>(matrix.row(panel * kPanel + i));
     for (int64_t k = 0; k < matrix.columns; ++k)
-      to[k * kPanel + i] = from[k];
+      to[(k / kEach * kPanel + i) * kEach + k % kEach] = from[k * matrix.column_stride];
   }
+}
+
+// Floats that hold a row's inputs as bf16.
+int64_t words_of(int64_t inputs) {
+  return ceil_div(inputs, int64_t{2});
+}
+
+bool same_rows(const LinearTask& a, const LinearTask& b) {
+  return a.x == b.x && a.x_stride == b.x_stride && a.rows == b.rows && a.weight.inputs == b.weight.inputs &&
+         a.weight.products == b.weight.products;
+}
+
+// Tasks as linear_part wants them: those with bf16 products counted in words, their rows rounded, once where
+// tasks side by side share them. Valid until this thread's next call.
+std::vector<LinearTask> rounded_tasks(std::span<const LinearTask> tasks, const OpsTarget& target) {
+  thread_local std::vector<float> memory;
+  struct Row {
+    const float* from;
+    int64_t inputs;
+    float* to;
+  };
+  int64_t size = 0;
+  for (const LinearTask& task : tasks)
+    if (task.weight.products == Products::bf16) size += task.rows * words_of(task.weight.inputs);
+  memory.resize(std::max(memory.size(), static_cast<size_t>(size)));
+  std::vector<LinearTask> out(tasks.begin(), tasks.end());
+  std::vector<Row> rows;
+  float* next = memory.data();
+  for (size_t i = 0; i < tasks.size(); ++i) {
+    Panels& weight = out[i].weight;
+    if (weight.products != Products::bf16) continue;
+    const int64_t inputs = weight.inputs;
+    weight.inputs = words_of(inputs);
+    weight.input_stride /= 2;
+    weight.panel_stride /= 2;
+    const bool shared = i > 0 && same_rows(tasks[i], tasks[i - 1]);
+    out[i].x = shared ? out[i - 1].x : next;
+    out[i].x_stride = weight.inputs;
+    if (shared) continue;
+    for (int64_t r = 0; r < tasks[i].rows; ++r, next += weight.inputs)
+      rows.push_back({tasks[i].x + r * tasks[i].x_stride, inputs, next});
+  }
+  const auto count = static_cast<int64_t>(rows.size());
+  parallel_rows(count, count > 0 ? rows[0].inputs : 0, [&](int64_t r) {
+    const Row& row = rows[static_cast<size_t>(r)];
+    row.to[words_of(row.inputs) - 1] = 0.0f;  // of an odd number
+    target.round_to_bf16(row.from, row.inputs, reinterpret_cast<uint16_t*>(row.to));
+  });
+  return out;
 }
 
 }  // namespace
 
-Packed::Packed(const Matrix& matrix) {
+Packed::Packed(const Matrix& matrix, Products products) {
+  if (matrix.dtype != DType::bf16) products = Products::f32;
+  const int64_t each = products == Products::bf16 ? 2 : 1;
   const int64_t count = ceil_div(matrix.rows, kPanel);
-  const int64_t size = matrix.columns * kPanel;
+  const int64_t size = ceil_div(matrix.columns, each) * each * kPanel;
   const auto bytes = static_cast<size_t>(count * size * dtype_size(matrix.dtype));
   memory_ = hwy::AllocateAligned<std::byte>(bytes);
   if (memory_ == nullptr) throw std::bad_alloc();
   std::fill_n(memory_.get(), bytes, std::byte{0});
-  panels_ = {memory_.get(), matrix.dtype, matrix.columns, matrix.rows, kPanel, size};
+  panels_ = {memory_.get(), matrix.dtype, matrix.columns, matrix.rows, each * kPanel, size, products};
   parallel_rows(count, size, [&](int64_t panel) {
     if (matrix.dtype == DType::f32) {
-      pack_panel(matrix, panel, reinterpret_cast<float*>(memory_.get()) + panel * size);
+      pack_panel<1>(matrix, panel, reinterpret_cast<float*>(memory_.get()) + panel * size);
+    } else if (products == Products::f32) {
+      pack_panel<1>(matrix, panel, reinterpret_cast<uint16_t*>(memory_.get()) + panel * size);
     } else {
-      pack_panel(matrix, panel, reinterpret_cast<uint16_t*>(memory_.get()) + panel * size);
+      pack_panel<2>(matrix, panel, reinterpret_cast<uint16_t*>(memory_.get()) + panel * size);
     }
   });
 }
@@ -292,6 +373,7 @@ Packed::Packed(const Matrix& matrix) {
 std::span<const OpsTarget> ops_targets() {
   static const OpsTarget table[] = {
 #if HWY_TARGETS & HWY_AVX3
+    N_AVX3::bf16_ops_target("avx512-bf16"),
     N_AVX3::ops_target("avx512"),
 #endif
 #if HWY_TARGETS & HWY_AVX2
@@ -314,10 +396,11 @@ const OpsTarget& best_ops_target() {
 }
 
 void linear(std::span<const LinearTask> tasks, const OpsTarget& target) {
+  const std::vector<LinearTask> rounded = rounded_tasks(tasks, target);
   int64_t units = 0;
   std::vector<int64_t> first_unit;
-  first_unit.reserve(tasks.size());
-  for (const LinearTask& task : tasks) {
+  first_unit.reserve(rounded.size());
+  for (const LinearTask& task : rounded) {
     first_unit.push_back(units);
     units += ceil_div(ceil_div(task.weight.outputs, kPanel), panels_per_unit(task));
   }
@@ -326,7 +409,7 @@ void linear(std::span<const LinearTask> tasks, const OpsTarget& target) {
     for (int64_t unit = next++; unit < units; unit = next++) {
       const auto after = std::upper_bound(first_unit.begin(), first_unit.end(), unit);
       const auto index = static_cast<size_t>(after - first_unit.begin()) - 1;
-      const LinearTask& task = tasks[index];
+      const LinearTask& task = rounded[index];
       const int64_t panels = panels_per_unit(task);
       const int64_t begin = (unit - first_unit[index]) * panels;
       target.linear_part(task, begin, std::min(begin + panels, ceil_div(task.weight.outputs, kPanel)));

@@ -18,30 +18,44 @@ struct Matrix {
   int64_t rows = 0;
   int64_t columns = 0;
   int64_t row_stride = 0;  // elements
+  int64_t column_stride = 1;
 
   const void* row(int64_t index) const {
     return static_cast<const std::byte*>(data) + index * row_stride * dtype_size(dtype);
   }
   // Rows [begin, begin + count).
-  Matrix slice(int64_t begin, int64_t count) const { return {row(begin), dtype, count, columns, row_stride}; }
+  Matrix slice(int64_t begin, int64_t count) const {
+    return {row(begin), dtype, count, columns, row_stride, column_stride};
+  }
+  Matrix turned() const { return {data, dtype, columns, rows, column_stride, row_stride}; }
 };
+
+// What linear() multiplies: floats, to which weights are widened, or bf16, to which inputs are rounded. Both
+// are summed in fp32. Only weights in bf16 have bf16 products.
+enum class Products { f32, bf16 };
+inline const char* products_name(Products products) {
+  return products == Products::bf16 ? "bf16" : "f32";
+}
 
 // Outputs of a weight that lie side by side.
 inline constexpr int64_t kPanel = 16;
 // Panels that stay in the second-level cache while all rows pass: enough accumulators for a single row.
 inline constexpr int64_t kPanelGroup = 6;
 
-// A weight as linear() wants it: panels of kPanel outputs, each [inputs, kPanel]. The last one is readable in
-// whole as well, whatever it holds beyond the outputs.
+// A weight as linear() wants it: panels of kPanel outputs, each [inputs, kPanel], or, for bf16 products,
+// [inputs / 2, kPanel, 2] with zeros behind an odd number of inputs. The last one is readable in whole as
+// well, whatever it holds beyond the outputs.
 struct Panels {
   const void* data = nullptr;
   DType dtype = DType::f32;  // f32, bf16 or f16; aligned for it
   int64_t inputs = 0;
   int64_t outputs = 0;
-  int64_t input_stride = 0;  // elements
+  int64_t input_stride = 0;  // elements; for bf16 products of two inputs
   int64_t panel_stride = 0;  // elements
+  Products products = Products::f32;
 
-  // Of a row-major [inputs, outputs], where it lies. Its rows are readable up to whole panels.
+  // Of a row-major [inputs, outputs], where it lies, for fp32 products. Its rows are readable up to whole
+  // panels.
   static Panels of(const Matrix& m) { return {m.data, m.dtype, m.rows, m.columns, m.row_stride, kPanel}; }
 };
 
@@ -49,7 +63,8 @@ struct Panels {
 class Packed {
  public:
   Packed() = default;
-  explicit Packed(const Matrix& matrix);
+  // bf16 products where the matrix is in bf16.
+  explicit Packed(const Matrix& matrix, Products products = Products::f32);
 
   const Panels& panels() const { return panels_; }
   bool empty() const { return panels_.data == nullptr; }
@@ -71,10 +86,13 @@ struct LinearTask {
 
 // One SIMD target's code.
 struct OpsTarget {
-  const char* name;  // "avx2"
-  bool supported;    // by this machine
-  // Panels [begin, end) of a task.
+  const char* name;      // "avx2"
+  bool supported;        // by this machine
+  bool multiplies_bf16;  // in one instruction; others emulate it slowly
+  // Panels [begin, end) of a task; with bf16 products, `x` is rounded and in pairs already.
   void (*linear_part)(const LinearTask&, int64_t begin, int64_t end);
+  // To nearest even. [n] each.
+  void (*round_to_bf16)(const float* x, int64_t n, uint16_t* out);
   // out[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps); `out` may be `x`. [n] each.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
   // out[i] = gate[i] / (1 + exp(-gate[i])) * up[i]; `out` may be `gate` or `up`. [n] each.

@@ -23,7 +23,7 @@ struct TargetModel::Layer {
   std::vector<float> q_norm;
   Packed kv;  // [latent + rope, hidden]
   std::vector<float> kv_norm;
-  std::vector<Panels> k_b;  // of each head, turned: [nope, latent]
+  std::vector<Packed> k_b;  // of each head, turned: [latent, nope]
   std::vector<Packed> v_b;  // of each head [value, latent]
   Packed o;                 // [hidden, heads * value]
   std::vector<float> mlp_norm;
@@ -39,6 +39,7 @@ struct TargetModel::Scratch {
   std::vector<float> q;                       // [T, heads * (nope + rope)]
   std::vector<float> kv;                      // [T, latent + rope]
   std::vector<float> absorbed;                // [T, heads, latent + rope]
+  std::vector<uint16_t> absorbed_bf16;        // the same, for attention in bf16
   std::vector<float> attended;                // [T, heads, latent]
   std::vector<float> values;                  // [T, heads * value]
   std::vector<float> cosine, sine;            // [T, rope / 2]
@@ -58,9 +59,10 @@ TargetModel::TargetModel(TargetModel&&) noexcept = default;
 TargetModel& TargetModel::operator=(TargetModel&&) noexcept = default;
 TargetModel::~TargetModel() = default;
 
-Result<TargetModel> TargetModel::load(const std::string& folder) {
+Result<TargetModel> TargetModel::load(const std::string& folder, Products products) {
   TargetModel model;
   model.folder_ = folder;
+  model.wanted_ = products;
   auto config = read_model_config(folder);
   KDTREE_RETURN_IF_ERROR(config);
   model.config_ = *std::move(config);
@@ -77,7 +79,7 @@ Result<TargetModel> TargetModel::load(const std::string& folder) {
       c.tied_head ? embedding
                   : model.weights_.matrix(c.weight_prefix + "lm_head.weight", c.vocab_size, c.hidden_size);
   KDTREE_RETURN_IF_ERROR(head);
-  model.head_ = Packed(*head);
+  model.head_ = model.packed(*head);
   auto norm = model.weights_.vector(prefix + "norm.weight", c.hidden_size);
   KDTREE_RETURN_IF_ERROR(norm);
   model.norm_ = *std::move(norm);
@@ -100,7 +102,7 @@ Status TargetModel::load_layer(int64_t index) {
 
   const auto router = weights_.matrix(prefix + "mlp.gate.weight", c.moe.experts, c.hidden_size);
   KDTREE_RETURN_IF_ERROR(router);
-  layer.moe.router = Packed(*router);
+  layer.moe.router = Packed(*router);  // in fp32, as everywhere: a bit may mean other experts
   auto bias = weights_.vector(prefix + "mlp.gate.e_score_correction_bias", c.moe.experts);
   KDTREE_RETURN_IF_ERROR(bias);
   layer.moe.bias = *std::move(bias);
@@ -120,8 +122,8 @@ Status TargetModel::load_attention(const std::string& prefix, Layer& layer) {
   const auto kv_b = weights_.matrix(prefix + "self_attn.kv_b_proj.weight", c.heads * head_rows, c.latent_dim);
   KDTREE_RETURN_IF_ERROR(kv_b);
   for (int64_t h = 0; h < c.heads; ++h) {
-    layer.k_b.push_back(Panels::of(kv_b->slice(h * head_rows, c.nope_dim)));
-    layer.v_b.emplace_back(kv_b->slice(h * head_rows + c.nope_dim, c.value_dim));
+    layer.k_b.push_back(packed(kv_b->slice(h * head_rows, c.nope_dim).turned()));
+    layer.v_b.push_back(packed(kv_b->slice(h * head_rows + c.nope_dim, c.value_dim)));
   }
   const int64_t query_width = c.heads * (c.nope_dim + c.rope_dim);
   const struct {
@@ -140,7 +142,7 @@ Status TargetModel::load_attention(const std::string& prefix, Layer& layer) {
     if (columns == 0) continue;  // no q_lora_rank
     const auto matrix = weights_.matrix(fmt::format("{}self_attn.{}.weight", prefix, name), rows, columns);
     KDTREE_RETURN_IF_ERROR(matrix);
-    *to = Packed(*matrix);
+    *to = packed(*matrix);
   }
   const struct {
     const char* name;
@@ -165,7 +167,7 @@ Status TargetModel::load_mlp(const std::string& prefix, int64_t intermediate, Ml
   KDTREE_RETURN_IF_ERROR(up);
   const auto down = weights_.matrix(prefix + "down_proj.weight", config_.hidden_size, intermediate);
   KDTREE_RETURN_IF_ERROR(down);
-  mlp = {Packed(*gate), Packed(*up), Packed(*down)};
+  mlp = {packed(*gate), packed(*up), packed(*down)};
   return {};
 }
 
@@ -369,7 +371,7 @@ void TargetModel::project(const ForwardBatch& batch, const Layer& layer, int64_t
   });
   s.tasks.clear();
   for (int64_t h = 0; h < c.heads; ++h) {
-    s.tasks.push_back({s.q.data() + h * head_width, q_width, rows, layer.k_b[static_cast<size_t>(h)],
+    s.tasks.push_back({s.q.data() + h * head_width, q_width, rows, layer.k_b[static_cast<size_t>(h)].panels(),
                        s.absorbed.data() + h * c.kv_width(), c.heads * c.kv_width()});
   }
   linear(s.tasks);
@@ -384,10 +386,21 @@ Status TargetModel::verify(const ForwardBatch& batch, int64_t index, KvPool& poo
   p.rope_dim = static_cast<int32_t>(config_.rope_dim);
   p.plan = KDTREE_PLAN_INVARIANT;
   p.scale = config_.attention_scale;
-  p.q_dtype = KDTREE_DTYPE_F32;
   p.out_dtype = KDTREE_DTYPE_F32;
-  p.q = s.absorbed.data();
   p.out = s.attended.data();
+  p.q_dtype = KDTREE_DTYPE_F32;
+  p.q = s.absorbed.data();
+  // Only then does the kernel multiply bf16.
+  if (products() == Products::bf16 && pool.dtype() == DType::bf16) {
+    const int64_t width = config_.heads * config_.kv_width();
+    s.absorbed_bf16.resize(std::max(s.absorbed_bf16.size(), s.absorbed.size()));
+    parallel_rows(batch.rows(), width, [&](int64_t t) {
+      best_ops_target().round_to_bf16(s.absorbed.data() + t * width, width,
+                                      s.absorbed_bf16.data() + t * width);
+    });
+    p.q_dtype = KDTREE_DTYPE_BF16;
+    p.q = s.absorbed_bf16.data();
+  }
   p.indptr_dtype = KDTREE_DTYPE_I32;
   p.qo_indptr = batch.qo_indptr.data();
   p.kv_indptr = batch.kv_indptr.data();

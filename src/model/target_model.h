@@ -1,6 +1,6 @@
-// The model that speaks: DeepSeek-V3's transformer (arXiv 2405.04434, 2412.19437) on the host, in fp32, with
-// absorbed attention through the verify kernel always. Decoding one token is a tree of one node, a prompt is
-// a tree that is a chain. A row's outputs have the same bits whatever rows are computed with it.
+// The model that speaks: DeepSeek-V3's transformer (arXiv 2405.04434, 2412.19437) on the host, rows in fp32,
+// with absorbed attention through the verify kernel always. Decoding one token is a tree of one node, a
+// prompt is a tree that is a chain. A row's outputs have the same bits whatever rows are computed with it.
 #pragma once
 
 #include <functional>
@@ -41,14 +41,16 @@ struct ForwardOutput {
 // One pass at a time: engines may take turns, in one thread.
 class TargetModel {
  public:
-  // Errors: those of read_model_config and Weights.
-  static Result<TargetModel> load(const std::string& folder);
+  // bf16 products where weights are in bf16. Errors: those of read_model_config and Weights.
+  static Result<TargetModel> load(const std::string& folder, Products products = Products::f32);
   TargetModel(TargetModel&&) noexcept;
   TargetModel& operator=(TargetModel&&) noexcept;
   ~TargetModel();
 
   const ModelConfig& config() const { return config_; }
   int64_t weight_bytes() const { return weights_.bytes(); }
+  // Those of the head, which are what checkpoints have throughout, but for a router in fp32.
+  Products products() const { return head_.panels().products; }
 
   // The layers whose outputs forward() returns as features, each in [0, layers).
   void set_feature_layers(std::vector<int64_t> layers);
@@ -83,6 +85,7 @@ class TargetModel {
   struct Scratch;
 
   TargetModel();
+  Packed packed(const Matrix& matrix) const { return Packed(matrix, wanted_); }
   Status load_layer(int64_t index);
   Status load_attention(const std::string& prefix, Layer& layer);
   Status load_mlp(const std::string& prefix, int64_t intermediate, Mlp& mlp);
@@ -97,6 +100,7 @@ class TargetModel {
   void feed_forward(int64_t rows, const Layer& layer);
 
   std::string folder_;
+  Products wanted_ = Products::f32;
   ModelConfig config_;
   Weights weights_;
   Matrix embedding_;  // [vocab, hidden]

@@ -3,7 +3,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "core/cpu_features.h"
 #include "io/bundle.h"
+#include "model/ops.h"
 #include "tests/cli/command.h"
 #include "tests/model/byte_tokenizer.h"
 #include "tests/model/golden.h"
@@ -109,6 +111,33 @@ TEST(Generate, JsonHoldsTextTokensAndStatistics) {
     EXPECT_EQ(stopped["requests"][0]["finish_reason"], "stop");
     EXPECT_EQ(stopped["requests"][0]["text"], text.substr(0, text.find(stop)));
   }
+}
+
+TEST(Generate, ProductsAreWhatTheOptionSays) {
+  const auto generate = [](const std::string& model, const std::string& products) {
+    return run({"generate", "--model", golden(model), "--products", products, "--input-ids", "5,17,3,60",
+                "--max-new", "4", "--json"});
+  };
+  const auto expect = [](const Outcome& outcome, const std::string& products) {
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const Json json = Json::parse(outcome.out);
+    EXPECT_EQ(json["products"], products);
+    EXPECT_EQ(json["kv_dtype"], products) << "the default follows";
+  };
+  expect(generate("q_lora", "f32"), "f32");
+  expect(generate("q_lora", "auto"),
+         fast_bf16_products() && best_ops_target().multiplies_bf16 ? "bf16" : "f32");
+  expect(generate("dense", "auto"), "f32");
+  if (best_ops_target().multiplies_bf16) {
+    expect(generate("q_lora", "bf16"), "bf16");
+    expect_error(
+        generate("dense", "bf16"), 2,
+        "--products: 'bf16', expected auto or f32: the weights of " + golden("dense") + " are not in bf16");
+  } else {
+    expect_error(generate("q_lora", "bf16"), 2,
+                 "--products: 'bf16', expected auto or f32: bf16 needs AVX-512-BF16");
+  }
+  expect_error(generate("q_lora", "f16"), 2, "--products: 'f16', expected auto|f32|bf16");
 }
 
 TEST(Generate, ErrorsNameTheOption) {
@@ -303,6 +332,7 @@ TEST(Tune, KeepsCostsForGenerate) {
   const Outcome tuned = run(with_models("tune", {"--json"}), environment);
   ASSERT_EQ(tuned.code, 0) << tuned.err;
   const Json json = Json::parse(tuned.out);
+  EXPECT_NE(json["key"].get<std::string>().find(" products, "), std::string::npos) << json["key"];
   EXPECT_EQ(json["rows"][0], 1);
   EXPECT_EQ(json["verify_us"][1].size(), json["rows"].size());
   const Outcome used =

@@ -59,8 +59,8 @@ inline Result<Generated> generate(TargetModel& target, Drafter* drafter, EngineO
   return out;
 }
 
-inline TargetModel load_target(const std::string& name) {
-  auto model = TargetModel::load(golden(name));
+inline TargetModel load_target(const std::string& name, Products products = Products::f32) {
+  auto model = TargetModel::load(golden(name), products);
   EXPECT_TRUE(model) << model.error().message;
   return *std::move(model);
 }

@@ -56,21 +56,25 @@ void expect_same(const Generated& actual, const Generated& plain, const std::str
 
 // All modes against plain decoding, one request at a time.
 void check_lossless(const std::string& checkpoint, int64_t prompts, const SamplingParams& sampling,
-                    std::initializer_list<int32_t> node_counts) {
-  TargetModel target = load_target(checkpoint);
+                    std::initializer_list<int32_t> node_counts, Products products = Products::f32,
+                    DType kv_dtype = DType::f32) {
+  TargetModel target = load_target(checkpoint, products);
+  ASSERT_EQ(target.products(), products);
   const auto requests = random_requests(target.config(), prompts, 20, sampling, 11);
-  const auto plain = generate(target, nullptr, {.mode = DecodeMode::autoregressive, .batch = 1}, requests);
+  const auto plain = generate(
+      target, nullptr, {.mode = DecodeMode::autoregressive, .batch = 1, .kv_dtype = kv_dtype}, requests);
   ASSERT_TRUE(plain) << plain.error().message;
   PlantedDrafter drafter(sequences(requests, *plain), target.config().vocab_size, 7, 0.6);
   for (const int64_t batch : {1, 4}) {
     const auto together =
-        generate(target, nullptr, {.mode = DecodeMode::autoregressive, .batch = batch}, requests);
+        generate(target, nullptr, {.mode = DecodeMode::autoregressive, .batch = batch, .kv_dtype = kv_dtype},
+                 requests);
     ASSERT_TRUE(together) << together.error().message;
     expect_same(*together, *plain, fmt::format("plain, batch {}", batch));
     for (const int32_t nodes : node_counts) {
       for (const DecodeMode mode : {DecodeMode::chain, DecodeMode::tree}) {
-        const auto drafted =
-            generate(target, &drafter, {.mode = mode, .nodes = nodes, .batch = batch}, requests);
+        const auto drafted = generate(
+            target, &drafter, {.mode = mode, .nodes = nodes, .batch = batch, .kv_dtype = kv_dtype}, requests);
         ASSERT_TRUE(drafted) << drafted.error().message;
         expect_same(*drafted, *plain,
                     fmt::format("{} of {} nodes, batch {}", mode == DecodeMode::tree ? "tree" : "chain",
@@ -98,6 +102,14 @@ TEST(Lossless, MixturesOfExpertsToo) {
 
 TEST(Lossless, WithYarnToo) {
   check_lossless("yarn", 8, {}, {1, 16, 64});
+}
+
+// In hardware where the processor has them, else emulated; attention multiplies bf16 with a cache in bf16.
+TEST(Lossless, WithBf16ProductsToo) {
+  for (const DType kv_dtype : {DType::bf16, DType::f32}) {
+    check_lossless("q_lora", 20, {}, {1, 8, 16, 64}, Products::bf16, kv_dtype);
+    check_lossless("moe", 8, {.temperature = 1.0, .seed = 5}, {16}, Products::bf16, kv_dtype);
+  }
 }
 
 // The number of nodes chosen round by round, with pauses, in a KV cache of either type.
@@ -150,19 +162,21 @@ TEST(Lossless, WithSlotsOutOfOrderToo) {
 
 // The drafter that ships: random weights, so it is hardly ever right, but everything of it runs.
 TEST(Lossless, WithADflashDrafterToo) {
-  TargetModel target = load_target("q_lora");
-  const auto requests = random_requests(target.config(), 6, 24, {}, 12);
-  const auto plain = generate(target, nullptr, {.mode = DecodeMode::autoregressive, .batch = 1}, requests);
-  ASSERT_TRUE(plain) << plain.error().message;
-  auto drafter = DFlashDrafter::load(golden("dflash"), target);
-  ASSERT_TRUE(drafter) << drafter.error().message;
-  for (const int64_t batch : {1, 4}) {
-    for (const int32_t nodes : {1, 16, 64}) {
-      for (const DecodeMode mode : {DecodeMode::chain, DecodeMode::tree}) {
-        const auto drafted =
-            generate(target, drafter->get(), {.mode = mode, .nodes = nodes, .batch = batch}, requests);
-        ASSERT_TRUE(drafted) << drafted.error().message;
-        expect_same(*drafted, *plain, fmt::format("{} nodes, batch {}", nodes, batch));
+  for (const Products products : {Products::f32, Products::bf16}) {
+    TargetModel target = load_target("q_lora", products);
+    const auto requests = random_requests(target.config(), 6, 24, {}, 12);
+    const auto plain = generate(target, nullptr, {.mode = DecodeMode::autoregressive, .batch = 1}, requests);
+    ASSERT_TRUE(plain) << plain.error().message;
+    auto drafter = DFlashDrafter::load(golden("dflash"), target, products);
+    ASSERT_TRUE(drafter) << drafter.error().message;
+    for (const int64_t batch : {1, 4}) {
+      for (const int32_t nodes : {1, 16, 64}) {
+        for (const DecodeMode mode : {DecodeMode::chain, DecodeMode::tree}) {
+          const auto drafted =
+              generate(target, drafter->get(), {.mode = mode, .nodes = nodes, .batch = batch}, requests);
+          ASSERT_TRUE(drafted) << drafted.error().message;
+          expect_same(*drafted, *plain, fmt::format("{} nodes, batch {}", nodes, batch));
+        }
       }
     }
   }

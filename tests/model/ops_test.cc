@@ -1,6 +1,7 @@
 #include "model/ops.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -38,9 +39,9 @@ Matrix view(const Tensor& weight) {
 // As rows by input, [inputs, outputs], in memory of whole panels; or packed.
 class Weight {
  public:
-  Weight(const Tensor& tensor, bool turned) {
-    if (!turned) {
-      packed_ = Packed(view(tensor));
+  Weight(const Tensor& tensor, bool turned, Products products) {
+    if (!turned || products == Products::bf16) {
+      packed_ = Packed(turned ? view(tensor).turned() : view(tensor), products);
       return;
     }
     const int64_t stride = (tensor.shape[1] + kPanel - 1) / kPanel * kPanel;
@@ -68,12 +69,12 @@ class Ops : public testing::TestWithParam<size_t> {
   void SetUp() override {
     if (!target().supported) GTEST_SKIP() << target().name << " is not among this processor's";
   }
-  std::vector<float> run(const std::vector<float>& x, int64_t rows, const Tensor& weight,
-                         bool turned = false) const {
+  std::vector<float> run(const std::vector<float>& x, int64_t rows, const Tensor& weight, bool turned = false,
+                         Products products = Products::f32) const {
     const int64_t inputs = weight.shape[turned ? 0 : 1];
     const int64_t outputs = weight.shape[turned ? 1 : 0];
     std::vector<float> y(static_cast<size_t>(rows * outputs), std::numeric_limits<float>::quiet_NaN());
-    const Weight as(weight, turned);
+    const Weight as(weight, turned, products);
     const LinearTask task[] = {{x.data(), inputs, rows, as.panels(), y.data(), outputs}};
     linear(task, target());
     return y;
@@ -108,20 +109,92 @@ TEST_P(Ops, LinearIsTheProductInEveryTypeAndShape) {
   }
 }
 
+// Products of bf16 are exact in fp32; adding n of them rounds n times at most.
+TEST_P(Ops, Bf16ProductsAreThoseOfTheRoundedInputs) {
+  Random random(6);
+  for (const int64_t rows : {1, 2, 3, 4, 5, 7, 9, 15}) {
+    for (const int64_t n : {1, 16, 25, 100, 112}) {
+      for (const int64_t k : {1, 2, 7, 16, 33, 1024}) {
+        const bool turned = random.below(2) == 0;
+        const Tensor weight = random_weight(random, DType::bf16, turned ? k : n, turned ? n : k);
+        const auto x = random_floats(random, rows * k);
+        const auto y = run(x, rows, weight, turned, Products::bf16);
+        for (int64_t i = 0; i < rows * n; ++i) {
+          double sum = 0.0;
+          double size = 0.0;
+          for (int64_t c = 0; c < k; ++c) {
+            const float rounded = bf16_to_float(float_to_bf16(x[static_cast<size_t>(i / n * k + c)]));
+            const double product = double{rounded} * weight.value(turned ? c * n + i % n : i % n * k + c);
+            sum += product;
+            size += std::fabs(product);
+          }
+          const double unit = std::ldexp(static_cast<double>(k + 1), -24);
+          ASSERT_NEAR(y[static_cast<size_t>(i)], sum, unit / (1.0 - unit) * size)
+              << rows << "x" << n << "x" << k;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Ops, Bf16ProductsKeepWhatIsNoFiniteNumber) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  Tensor weight(DType::bf16, {2, 3});
+  for (const int64_t i : {0, 1, 2, 3, 5})
+    weight.set(i, 1.0);
+  weight.set(4, -kInfinity);
+  // Rounding takes the largest floats to infinity, and a NaN stays one whose upper bits are all 0.
+  const std::vector<float> x = {1.0f, 0.0f, kInfinity,  //
+                                1.0f, 2.0f, std::numeric_limits<float>::max(),
+                                1.0f, 2.0f, std::bit_cast<float>(0x7f800001u)};
+  const auto y = run(x, 3, weight, false, Products::bf16);
+  EXPECT_EQ(y[0], kInfinity);
+  EXPECT_TRUE(std::isnan(y[1])) << "0 times infinity";
+  EXPECT_EQ(y[2], kInfinity);
+  EXPECT_TRUE(std::isnan(y[3])) << "infinity less infinity";
+  EXPECT_TRUE(std::isnan(y[4]));
+  EXPECT_TRUE(std::isnan(y[5]));
+}
+
+TEST_P(Ops, RoundsToBf16AsScalarsDo) {
+  Random random(7);
+  for (const int64_t n : {1, 15, 16, 100, 333}) {
+    std::vector<float> x(static_cast<size_t>(n));
+    for (float& v : x)
+      v = std::bit_cast<float>(static_cast<uint32_t>(random.below(int64_t{1} << 32)));
+    std::vector<uint16_t> out(x.size(), 7);
+    target().round_to_bf16(x.data(), n, out.data());
+    for (size_t i = 0; i < x.size(); ++i) {
+      if (std::isnan(x[i])) {
+        ASSERT_TRUE(std::isnan(bf16_to_float(out[i])));
+      } else {
+        ASSERT_EQ(out[i], float_to_bf16(x[i])) << x[i];
+      }
+    }
+  }
+}
+
 TEST_P(Ops, ARowsBitsDoNotDependOnTheRowsBesideIt) {
   Random random(2);
   constexpr int64_t kRows = 17;
-  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+  const struct {
+    DType dtype;
+    Products products;
+  } kinds[] = {{DType::f32, Products::f32},
+               {DType::bf16, Products::f32},
+               {DType::bf16, Products::bf16},
+               {DType::f16, Products::f32}};
+  for (const auto& [dtype, products] : kinds) {
     for (const int64_t inputs : {5, 64, 1111, 2500, -5, -64, -300}) {
       const bool turned = inputs < 0;
       const int64_t k = std::abs(inputs);
       const Tensor weight = random_weight(random, dtype, turned ? k : 150, turned ? 150 : k);
       auto x = random_floats(random, kRows * k);
       const auto alone = [&](int64_t row) {
-        return run({x.begin() + row * k, x.begin() + (row + 1) * k}, 1, weight, turned);
+        return run({x.begin() + row * k, x.begin() + (row + 1) * k}, 1, weight, turned, products);
       };
       for (int64_t rows = 1; rows <= kRows; ++rows) {
-        const auto y = run(x, rows, weight, turned);
+        const auto y = run(x, rows, weight, turned, products);
         for (int64_t r = 0; r < rows; ++r) {
           const auto single = alone(r);
           ASSERT_EQ(std::memcmp(single.data(), y.data() + r * 150, 150 * sizeof(float)), 0)
@@ -130,7 +203,7 @@ TEST_P(Ops, ARowsBitsDoNotDependOnTheRowsBesideIt) {
       }
       // What is no number in another row stays there.
       std::fill_n(x.begin(), k, std::numeric_limits<float>::quiet_NaN());
-      const auto y = run(x, 3, weight, turned);
+      const auto y = run(x, 3, weight, turned, products);
       const auto single = alone(2);
       ASSERT_EQ(std::memcmp(single.data(), y.data() + 2 * 150, 150 * sizeof(float)), 0);
     }
@@ -142,23 +215,32 @@ TEST_P(Ops, ThreadsAndTasksDoNotChangeBits) {
   const Tensor a = random_weight(random, DType::bf16, 700, 900);
   const Tensor b = random_weight(random, DType::f32, 33, 900);
   const auto x = random_floats(random, 5 * 900);
-  std::vector<float> ya(5 * 700), yb(5 * 33);
-  const Packed packed_a(view(a)), packed_b(view(b));
+  std::vector<float> ya(5 * 700), yb(5 * 33), yc(5 * 700), yd(4 * 700);
+  const Packed packed_a(view(a)), packed_b(view(b)), packed_c(view(a), Products::bf16);
+  // The last two share their rows but for one.
   const LinearTask tasks[] = {{x.data(), 900, 5, packed_a.panels(), ya.data(), 700},
-                              {x.data(), 900, 5, packed_b.panels(), yb.data(), 33}};
+                              {x.data(), 900, 5, packed_b.panels(), yb.data(), 33},
+                              {x.data(), 900, 5, packed_c.panels(), yc.data(), 700},
+                              {x.data(), 900, 4, packed_c.panels(), yd.data(), 700}};
   tbb::task_arena many(4);
   many.execute([&] { linear(tasks, target()); });
   const auto plain_a = ya;
   const auto plain_b = yb;
+  const auto plain_c = yc;
   std::fill(ya.begin(), ya.end(), 0.0f);
   std::fill(yb.begin(), yb.end(), 0.0f);
+  std::fill(yc.begin(), yc.end(), 0.0f);
   many.execute([&] { with_team([&] { linear(tasks, target()); }); });
   EXPECT_EQ(ya, plain_a);
   EXPECT_EQ(yb, plain_b);
+  EXPECT_EQ(yc, plain_c);
+  yc.resize(yd.size());
+  EXPECT_EQ(yd, yc);
   tbb::task_arena one(1);
   one.execute([&] {
     EXPECT_EQ(run(x, 5, a), ya);
     EXPECT_EQ(run(x, 5, b), yb);
+    EXPECT_EQ(run(x, 5, a, false, Products::bf16), plain_c);
   });
 }
 
@@ -220,7 +302,11 @@ TEST_P(Ops, SwigluOfLargeInputsIsItsLimit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Targets, Ops, testing::Range<size_t>(0, ops_targets().size()),
-                         [](const auto& param) { return std::string(ops_targets()[param.param].name); });
+                         [](const auto& param) {
+                           std::string name = ops_targets()[param.param].name;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace kdtree

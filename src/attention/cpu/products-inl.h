@@ -28,35 +28,6 @@ constexpr int64_t kDotKeys = kManyRegisters ? 6 : 3;
 constexpr int64_t kSumRows = kManyRegisters ? 8 : 4;
 constexpr int64_t kSumVectors = 3;
 
-struct F32Products {
-  static constexpr int64_t kPerWord = 1;
-  static HWY_INLINE Vector multiply_add(Vector a, Vector b, Vector sum) { return hn::MulAdd(a, b, sum); }
-};
-
-struct Bf16Products {
-  static constexpr int64_t kPerWord = 2;
-#if HWY_TARGET == HWY_AVX3
-  // AVX-512-BF16's VDPBF16PS: exact products of bf16 pairs, summed in fp32, subnormals as zero. In assembly
-  // because Highway 1.0 has no such operation, and its AVX3 target does not contain the extension.
-  static HWY_INLINE Vector multiply_add(Vector a, Vector b, Vector sum) {
-    asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
-    return sum;
-  }
-#else
-  // Slower than fp32 products: so that tests of the code around it run on any machine.
-  static HWY_INLINE Vector multiply_add(Vector a, Vector b, Vector sum) {
-    const hn::RebindToUnsigned<Floats> d;
-    const auto even = [&](Vector v) KDTREE_INLINE {
-      return hn::BitCast(Floats(), hn::ShiftLeft<16>(hn::BitCast(d, v)));
-    };
-    const auto odd = [&](Vector v) KDTREE_INLINE {
-      return hn::BitCast(Floats(), hn::And(hn::BitCast(d, v), hn::Set(d, 0xffff0000u)));
-    };
-    return hn::MulAdd(odd(a), odd(b), hn::MulAdd(even(a), even(b), sum));
-  }
-#endif
-};
-
 // to[k * to_stride + r] = dot(query row r, key k) for kDotRows rows and kDotKeys keys.
 template <class Products>
 HWY_INLINE void dot_tile(const float* const* query, const float* const* keys, int64_t words, float* to,

@@ -7,6 +7,8 @@
 #include <limits>
 #include <string>
 
+#include "core/cpu_features.h"
+
 // Compiled once a SIMD target.
 #include "core/simd_targets.h"
 #undef HWY_TARGET_INCLUDE
@@ -29,22 +31,10 @@ namespace {
 // Rows of KV that are fetched before their turn.
 constexpr int64_t kRowsAhead = 8;
 
-using Words = hn::RebindToUnsigned<Floats>;
-
 constexpr float kNothing = Partial::kNothing;
 // Keys that stay in the first-level cache while all rows pass.
 constexpr int64_t kKeyGroup = 12;
 static_assert(kKeyGroup % kDotKeys == 0);
-
-// The upper half of each word: its float rounded to bf16, to nearest even.
-HWY_INLINE hn::Vec<Words> round_to_bf16(Vector v) {
-  const Words d;
-  const auto bits = hn::BitCast(d, v);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d, 1));
-  const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(d, 0x7fff)));
-  // Adding could turn a NaN into something else.
-  return hn::IfThenElse(hn::RebindMask(d, hn::IsNaN(v)), hn::Or(bits, hn::Set(d, 0x400000)), rounded);
-}
 
 // `count` elements, a multiple of 16, to floats.
 void convert(const void* from, DType dtype, int64_t offset, int64_t count, float* to) {
@@ -436,14 +426,12 @@ void store_row(const VerifyProblem& p, const float* row, float factor, int64_t o
   const Floats d;
   const auto dtype = static_cast<DType>(p.out_dtype);
   const auto scale = hn::Set(d, factor);
-  const hn::Rebind<uint16_t, Floats> d16;
   for (int64_t c = 0; c < p.latent_dim; c += kLanes) {
     const Vector v = hn::Mul(hn::LoadU(d, row + c), scale);
     if (dtype == DType::f32) {
       hn::StoreU(v, d, static_cast<float*>(p.out) + offset + c);
     } else if (dtype == DType::bf16) {
-      const auto bits = hn::BitCast(hn::RebindToSigned<Floats>(), hn::ShiftRight<16>(round_to_bf16(v)));
-      hn::StoreU(hn::DemoteTo(d16, bits), d16, static_cast<uint16_t*>(p.out) + offset + c);
+      store_bf16(v, static_cast<uint16_t*>(p.out) + offset + c);
     } else {
       float lanes[kLanes];
       hn::StoreU(v, d, lanes);
@@ -480,7 +468,7 @@ CpuTarget f32_target(const char* name) {
 CpuTarget bf16_target(const char* name) {
   bool supported = (hwy::SupportedTargets() & HWY_TARGET) != 0;
 #if HWY_TARGET == HWY_AVX3
-  supported = supported && __builtin_cpu_supports("avx512bf16");
+  supported = supported && has_bf16_products();
 #endif
   return {name, supported, attend_bf16, merge, store};
 }
@@ -492,16 +480,6 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace kdtree {
-
-namespace {
-
-#if HWY_TARGETS & HWY_AVX3
-bool is_amd() {
-  return __builtin_cpu_is("amd") != 0;
-}
-#endif
-
-}  // namespace
 
 TileBuffers::TileBuffers(const VerifyProblem& p, Scratch& scratch)
     : rows(tile_rows(p)),
@@ -521,10 +499,8 @@ TileBuffers::TileBuffers(const VerifyProblem& p, Scratch& scratch)
 std::span<const CpuTarget> cpu_targets() {
   static const CpuTarget table[] = {
 #if HWY_TARGETS & HWY_AVX3
-    // Intel's VDPBF16PS is slower than the fp32 products it replaces; AMD publishes the full rate
-    // (docs/kernels/cpu.md).
-    is_amd() ? N_AVX3::bf16_target("avx512-bf16") : N_AVX3::f32_target("avx512"),
-    is_amd() ? N_AVX3::f32_target("avx512") : N_AVX3::bf16_target("avx512-bf16"),
+    fast_bf16_products() ? N_AVX3::bf16_target("avx512-bf16") : N_AVX3::f32_target("avx512"),
+    fast_bf16_products() ? N_AVX3::f32_target("avx512") : N_AVX3::bf16_target("avx512-bf16"),
 #endif
 #if HWY_TARGETS & HWY_AVX2
     N_AVX2::f32_target("avx2"),
