@@ -71,9 +71,9 @@ asan: ## The tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(call build,asan)
 	@$(call check,asan)
 
-tsan: ## The tests of the C ABI and below under ThreadSanitizer
+tsan: ## The tests of core, trees, attention, model, engine and C ABI under ThreadSanitizer
 	@$(SETUP)
-	@$(call build,tsan,core_test tree_test attention_test capi_test)
+	@$(call build,tsan,core_test tree_test attention_test model_test engine_test capi_test)
 	@$(call check,tsan)
 
 clang: ## Build with clang and run the tests

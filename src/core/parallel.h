@@ -42,6 +42,39 @@ inline tbb::task_group_context own_context() {
                                                                         tbb::task_group_context::fp_settings);
 }
 
+// What runs beside the calling thread until wait(); bodies do not throw.
+#ifdef __SANITIZE_THREAD__
+// ThreadSanitizer does not see how the uninstrumented library hands work over. These threads allocate, so
+// the tsan preset leaves the test of allocations out.
+class TaskGroup {
+ public:
+  template <class Body>
+  void run(const Body& body) {
+    threads_.emplace_back(body);
+  }
+  void wait() {
+    for (std::thread& thread : threads_)
+      thread.join();
+  }
+
+ private:
+  std::vector<std::thread> threads_;
+};
+#else
+class TaskGroup {
+ public:
+  template <class Body>
+  void run(const Body& body) {
+    group_.run(body);
+  }
+  void wait() { group_.wait(); }
+
+ private:
+  tbb::task_group_context context_ = own_context();
+  tbb::task_group group_{context_};
+};
+#endif
+
 // Threads that wait for the parallel runs of one computation (with_team). One leads; the others help as they
 // come, so that it gets done also where none ever does.
 class Team {
@@ -106,33 +139,26 @@ class Team {
 // costs a fraction of a microsecond where oneTBB takes several.
 template <class Body>
 auto with_team(const Body& body) {
-#ifdef __SANITIZE_THREAD__
-  return body();
-#else
   const int64_t threads = thread_limit();
   if (Team::current() != nullptr || threads == 1) return body();
   return tbb::this_task_arena::isolate([&] {
     Team team;
-    tbb::task_group_context context = own_context();
-    tbb::task_group helpers(context);
+    TaskGroup helpers;
     struct Lead {
-      explicit Lead(Team& of, tbb::task_group& others) : team(of), helpers(others) {
-        Team::current() = &team;
-      }
+      explicit Lead(Team& of, TaskGroup& others) : team(of), helpers(others) { Team::current() = &team; }
       ~Lead() {
         Team::current() = nullptr;
         team.dismiss();
         helpers.wait();
       }
       Team& team;
-      tbb::task_group& helpers;
+      TaskGroup& helpers;
     };
     const Lead lead(team, helpers);
     for (int64_t i = 1; i < threads; ++i)
       helpers.run([&team] { team.help(); });
     return body();
   });
-#endif
 }
 
 // body(0) ... body(count - 1), each once, on as many threads as there are; returns when all have. Bodies do
@@ -143,14 +169,11 @@ void parallel_run(int64_t count, const Body& body) {
   if (count == 1) return body(0);
   if (Team* team = Team::current(); team != nullptr) return team->run(count, body);
 #ifdef __SANITIZE_THREAD__
-  // ThreadSanitizer does not see how the uninstrumented library hands work over. These threads allocate, so
-  // the tsan preset leaves the test of allocations out.
-  std::vector<std::thread> threads;
+  TaskGroup others;
   for (int64_t i = 1; i < count; ++i)
-    threads.emplace_back([&body, i] { body(i); });
+    others.run([&body, i] { body(i); });
   body(0);
-  for (std::thread& thread : threads)
-    thread.join();
+  others.wait();
 #else
   tbb::task_group_context context = own_context();
   tbb::this_task_arena::isolate(

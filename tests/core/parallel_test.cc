@@ -11,7 +11,7 @@
 namespace kdtree {
 namespace {
 
-// A team whose helpers are plain threads: nothing that ThreadSanitizer does not see.
+// A team with as many helpers as a test asks for, on whatever machine.
 class HelpedTeam {
  public:
   explicit HelpedTeam(int helpers) {
