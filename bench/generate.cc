@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "bench/cell.h"
+#include "core/cpu_features.h"
 #include "engine/engine.h"
 #include "model/dflash.h"
 #include "model/tokenizer.h"
@@ -36,7 +37,7 @@ constexpr int64_t kRepeats = 5;
 constexpr int64_t kPrompts = 6;  // of a repeat
 constexpr int64_t kTries = 3;
 constexpr int64_t kNew = 256;
-constexpr int32_t kMostAutoNodes = 64;
+constexpr int32_t kMostAutoNodes = 256;
 constexpr double kT975 = 2.776;  // Student's t of four degrees of freedom: five repeats
 
 struct Way {
@@ -83,6 +84,11 @@ std::vector<std::vector<int32_t>> read_prompts(const Tokenizer& tokenizer) {
   return prompts;
 }
 
+// What `kdtree generate` takes by default.
+Products products() {
+  return fast_bf16_products() ? Products::bf16 : Products::f32;
+}
+
 struct Models {
   TargetModel target;
   std::unique_ptr<DFlashDrafter> drafter;
@@ -97,10 +103,12 @@ struct Outcome {
 };
 
 Engine make_engine(Models& models, const Way& way, int64_t kv_slots) {
-  const EngineOptions options{.mode = way.mode,
-                              .nodes = way.nodes == kAuto ? kMostAutoNodes : way.nodes,
-                              .batch = 1,
-                              .kv_slots = kv_slots};
+  const EngineOptions options{
+      .mode = way.mode,
+      .nodes = way.nodes == kAuto ? static_cast<int32_t>(models.costs.rows.back()) : way.nodes,
+      .batch = 1,
+      .kv_slots = kv_slots,
+      .kv_dtype = products() == Products::bf16 ? DType::bf16 : DType::f32};
   std::optional<NodePolicy> policy;
   if (way.nodes == kAuto) policy.emplace(models.costs);
   return value_or_die(Engine::create(models.target, models.drafter.get(), options, std::move(policy)));
@@ -204,7 +212,7 @@ void print_cells(const std::vector<std::vector<Outcome>>& repeats, double temper
       draft += outcomes[w].times.draft;
       verify += outcomes[w].times.verify;
     }
-    Json cell{{"bench", "generate"}, {"backend", "cpu"}};
+    Json cell{{"bench", "generate"}, {"backend", "cpu"}, {"products", products_name(products())}};
     cell["case"] = {{"temperature", temperature}, {"mode", kModeNames[static_cast<size_t>(way.mode)]}};
     cell["case"]["nodes"] = way.nodes == kAuto ? Json("auto") : Json(way.nodes);
     cell["accept_length"] = emitted / rounds;
@@ -225,8 +233,8 @@ void print_cells(const std::vector<std::vector<Outcome>>& repeats, double temper
 }
 
 int run(const Origin& origin) {
-  TargetModel target = value_or_die(TargetModel::load("models/tiny/target"));
-  auto drafter = value_or_die(DFlashDrafter::load("models/tiny/drafter", target));
+  TargetModel target = value_or_die(TargetModel::load("models/tiny/target", products()));
+  auto drafter = value_or_die(DFlashDrafter::load("models/tiny/drafter", target, products()));
   const Tokenizer tokenizer = value_or_die(Tokenizer::load("models/tiny/target/tokenizer.json"));
   CostTable costs = value_or_die(CostTable::measure(target, drafter.get(), kMostAutoNodes));
   Models models{std::move(target), std::move(drafter), std::move(costs)};

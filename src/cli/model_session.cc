@@ -254,6 +254,14 @@ Result<Engine> make_engine(const DecodeOptions& options, ModelSession& session,
                            const std::vector<Request>& requests, bool verbose) {
   auto engine = engine_options(options, session);
   KDTREE_RETURN_IF_ERROR(engine);
+  std::optional<NodePolicy> policy;
+  if (options.nodes == "auto" && engine->mode != DecodeMode::autoregressive) {
+    auto table = session.costs(verbose);
+    KDTREE_RETURN_IF_ERROR(table);
+    // The table ends where no tree can pay.
+    engine->nodes = static_cast<int32_t>(std::min<int64_t>(engine->nodes, table->rows.back()));
+    policy.emplace(*std::move(table));
+  }
   const ModelConfig& config = session.target().config();
   engine->kv_slots = options.kv_slots;
   if (options.kv_slots == 0) {
@@ -270,12 +278,6 @@ Result<Engine> make_engine(const DecodeOptions& options, ModelSession& session,
   const int64_t rows = engine->mode == DecodeMode::autoregressive ? 1 : int64_t{engine->nodes} + 1;
   KDTREE_RETURN_IF_ERROR(
       check_memory(checked_mul(options.batch * rows, 4 * config.vocab_size), "--nodes, --batch: logits"));
-  std::optional<NodePolicy> policy;
-  if (options.nodes == "auto" && engine->mode != DecodeMode::autoregressive) {
-    auto table = session.costs(verbose);
-    KDTREE_RETURN_IF_ERROR(table);
-    policy.emplace(*std::move(table));
-  }
   return Engine::create(session.target(), session.drafter(), *engine, std::move(policy));
 }
 

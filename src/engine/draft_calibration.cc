@@ -49,24 +49,26 @@ void DraftCalibration::near(double log_odds, const Use& use) {
   use(below + 1, part);
 }
 
-double DraftCalibration::chance(const Curve& curve, double log_odds) {
-  double shift = 0.0;
-  near(log_odds, [&](size_t i, double weight) {
+std::array<double, DraftCalibration::kPoints> DraftCalibration::shifts(const Curve& curve) {
+  std::array<double, kPoints> shifts;
+  for (size_t i = 0; i < curve.size(); ++i) {
     const Point& point = curve[i];
     const double own = kTrust * odds_to_chance(static_cast<double>(i) - kPoints / 2);
     const double tried = kTrust + point.tried;
-    shift +=
-        weight * (log_odds_of((own + point.accepted) / tried) - log_odds_of((own + point.promised) / tried));
-  });
-  return odds_to_chance(log_odds + shift);
+    shifts[i] = log_odds_of((own + point.accepted) / tried) - log_odds_of((own + point.promised) / tried);
+  }
+  return shifts;
 }
 
 std::vector<double> DraftCalibration::weights(const DraftTree& tree) const {
   const std::vector<size_t> kind = kinds(tree);
+  const std::array shifts_of = {shifts(curves_[0]), shifts(curves_[1]), shifts(curves_[2])};
   std::vector<double> weights(tree.parent.size(), 1.0);
   for (size_t node = 1; node < weights.size(); ++node) {
-    const auto parent = static_cast<size_t>(tree.parent[node]);
-    weights[node] = weights[parent] * chance(curves_[kind[node]], log_odds_of(probability(tree, node)));
+    const double log_odds = log_odds_of(probability(tree, node));
+    double shift = 0.0;
+    near(log_odds, [&](size_t i, double weight) { shift += weight * shifts_of[kind[node]][i]; });
+    weights[node] = weights[static_cast<size_t>(tree.parent[node])] * odds_to_chance(log_odds + shift);
   }
   return weights;
 }

@@ -34,7 +34,7 @@ class DraftCalibration {
   // use(index of a point, weight) for the two points beside a log-odds.
   template <class Use>
   static void near(double log_odds, const Use& use);
-  static double chance(const Curve& curve, double log_odds);
+  static std::array<double, kPoints> shifts(const Curve& curve);
 
   std::array<Curve, 3> curves_;  // by kind of node
 };
