@@ -4,11 +4,15 @@
     build/serving-venv/bin/python tests/model/make_golden.py [FOLDER]
 
 Each golden folder is a checkpoint (config.json and weights) with expected.safetensors beside it: i32 `tokens` [T], f32
-`logits` [T, vocab], and in `dflash`, a drafter for the target `q_lora`, f32 `draft_logits` [block-1, vocab]. The same
-bytes come out of every run on one machine.
+`logits` [T, vocab], and in `dflash`, a drafter for the target `q_lora`, f32 `draft_logits` [block-1, vocab]. Where there
+is a variants.json, the same weights were also run with other configurations: it gives, by name, keys of config.json and
+their values, and the results are `logits_NAME` or `draft_logits_NAME`. The same bytes come out of every run on one
+machine.
 """
 
 import copy
+import itertools
+import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -99,6 +103,14 @@ TARGETS = {
     ),
 }
 
+DRAFT_YARN = {key: value for key, value in YARN.items() if "mscale" not in key}
+DRAFT_VARIANTS = {
+    "yarn": {"rope_scaling": DRAFT_YARN},
+    "yarn_mscale": {"rope_scaling": YARN},
+    "yarn_attention_factor": {"rope_scaling": {**DRAFT_YARN, "attention_factor": 1.5}},
+    "yarn_untruncated": {"rope_scaling": {**DRAFT_YARN, "truncate": False}},
+}
+
 
 def check_precision(
     name: str, compute: Callable[[DeepseekV3ForCausalLM], torch.Tensor], model: DeepseekV3ForCausalLM
@@ -106,7 +118,7 @@ def check_precision(
     """The float32 result of `compute`, which must agree with its float64 result."""
     result = compute(model)
     error = reference.relative_error(result, compute(copy.deepcopy(model).double()))
-    print(f"{name:8} {tuple(result.shape)} std {float(result.std()):.2f}, float32 against float64 {error:.1e}")
+    print(f"{name:28} {tuple(result.shape)} std {float(result.std()):.2f}, float32 against float64 {error:.1e}")
     assert error < TOLERANCE, "the float32 reference is imprecise"
     assert 1 < float(result.std()) < 3, "logits of an unusual scale"
     return result
@@ -131,6 +143,13 @@ def check_mistakes(
     for mistake, other in wrong.items():
         difference = reference.relative_error(reference.target_logits(other, tokens), logits)
         assert difference > NOTICEABLE, f"{mistake}: changes the logits by {difference:.1e} only"
+
+
+def check_variants(results: dict[str, torch.Tensor]) -> None:
+    """Each must be noticeable beside each other."""
+    for (name, logits), (other, others) in itertools.combinations(results.items(), 2):
+        difference = reference.relative_error(others, logits)
+        assert difference > NOTICEABLE, f"{name} and {other}: logits differ by {difference:.1e} only"
 
 
 def add_unused_mtp_layer(folder: Path, config: reference.Config) -> None:
@@ -176,9 +195,15 @@ def make_dflash(model: DeepseekV3ForCausalLM, tokens: torch.Tensor, logits: torc
     folder = root / "dflash"
     config = reference.draft_config(reference.target_config(**TARGETS["q_lora"].changes))
     reference.write_checkpoint(folder, config, reference.draft_weights(config, seed=6))
-    draft = check_precision("dflash", lambda m: reference.draft_logits(folder, m, tokens), model)
-    expected = {"tokens": tokens, "logits": logits, "draft_logits": draft}
-    save_file(expected, folder / "expected.safetensors")
+    results = {}
+    for variant, changes in {"": {}, **DRAFT_VARIANTS}.items():
+        name = f"draft_logits_{variant}" if variant else "draft_logits"
+        results[name] = check_precision(
+            f"dflash {variant}", lambda m, changes=changes: reference.draft_logits(folder, m, tokens, **changes), model
+        )
+    check_variants(results)
+    (folder / "variants.json").write_text(json.dumps(DRAFT_VARIANTS, indent=2) + "\n")
+    save_file({"tokens": tokens, "logits": logits, **results}, folder / "expected.safetensors")
 
 
 def main() -> None:

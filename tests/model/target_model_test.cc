@@ -66,6 +66,20 @@ TEST(Dflash, ProposesWhatTheReferenceProposes) {
   EXPECT_LE(relative_error(*logits, golden_tensor("dflash", "draft_logits")), 2e-5);
 }
 
+TEST(Dflash, ScalesItsRotationAsTheReference) {
+  TargetModel model = load("q_lora");
+  const Tensor tokens = golden_tensor("dflash", "tokens");
+  for (const auto& [name, changes] : golden_variants("dflash")) {
+    const CheckpointCopy copy("dflash");
+    copy.edit("config.json", [&](nlohmann::json& json) { json.update(changes); });
+    auto drafter = DFlashDrafter::load(copy.path(), model);
+    ASSERT_TRUE(drafter) << drafter.error().message;
+    const auto logits = draft_logits(model, **drafter, tokens.as<int32_t>());
+    ASSERT_TRUE(logits) << logits.error().message;
+    EXPECT_LE(relative_error(*logits, golden_tensor("dflash", "draft_logits_" + name)), 2e-5) << name;
+  }
+}
+
 TEST(Dflash, CommittingInPiecesAndProposingInBetweenChangeNothing) {
   TargetModel model = load("q_lora");
   auto drafter = DFlashDrafter::load(golden("dflash"), model);
