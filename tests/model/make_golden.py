@@ -34,11 +34,13 @@ NOTICEABLE = 1e-3
 
 @dataclass(frozen=True)
 class Golden:
-    """One golden target: its config's changes, and config changes that stand for mistakes its logits must expose."""
+    """One golden target: its config's changes, config changes that stand for mistakes its logits must expose, and by
+    name changes to run the same weights with."""
 
     seed: int
     changes: dict[str, Any]
     mistakes: list[dict[str, Any]] = field(default_factory=list)
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
     shards: int = 1
     latent_gain: float = 1.0
 
@@ -86,6 +88,7 @@ TARGETS = {
             {"rope_scaling": {**YARN, "attention_factor": 1.0}},
             {"rope_scaling": {**YARN, "original_max_position_embeddings": 128}},
         ],
+        {"untruncated": {"rope_scaling": {**YARN, "truncate": False}}},
         shards=3,
     ),
     "kimi": Golden(
@@ -152,6 +155,11 @@ def check_variants(results: dict[str, torch.Tensor]) -> None:
         assert difference > NOTICEABLE, f"{name} and {other}: logits differ by {difference:.1e} only"
 
 
+def write_variants(folder: Path, variants: dict[str, dict[str, Any]]) -> None:
+    if variants:
+        (folder / "variants.json").write_text(json.dumps(variants, indent=2) + "\n")
+
+
 def add_unused_mtp_layer(folder: Path, config: reference.Config) -> None:
     """Published DeepSeek checkpoints hold the layer of multi-token prediction behind the last one; nothing reads it."""
     weights = reference.read_weights(folder)
@@ -177,17 +185,30 @@ def wrap_as_kimi(folder: Path, config: reference.Config) -> None:
     reference.write_checkpoint(folder, wrapper, weights)
 
 
+def variant_logits(name: str, golden: Golden, folder: Path, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    results = {}
+    for variant, changes in golden.variants.items():
+        model = reference.load_target(folder, **copy.deepcopy(changes))
+        results[f"logits_{variant}"] = check_precision(
+            f"{name} {variant}", lambda m: reference.target_logits(m, tokens), model
+        )
+    return results
+
+
 def make_target(name: str, golden: Golden, root: Path) -> tuple[DeepseekV3ForCausalLM, torch.Tensor, torch.Tensor]:
     folder, config = root / name, reference.target_config(**golden.changes)
     model, tokens = reference.make_target(folder, config, golden.seed, LENGTH, golden.shards, golden.latent_gain)
     logits = check_precision(name, lambda m: reference.target_logits(m, tokens), model)
     assert reference.attention_entropy(model, tokens) < 0.8, "attention is nearly uniform"
     check_mistakes(name, golden, model, folder, tokens, logits)
+    results = {"logits": logits, **variant_logits(name, golden, folder, tokens)}
+    check_variants(results)
     if name == "moe":
         add_unused_mtp_layer(folder, config)
     if name == "kimi":
         wrap_as_kimi(folder, config)
-    save_file({"tokens": tokens, "logits": logits}, folder / "expected.safetensors")
+    write_variants(folder, golden.variants)
+    save_file({"tokens": tokens, **results}, folder / "expected.safetensors")
     return model, tokens, logits
 
 
@@ -202,7 +223,7 @@ def make_dflash(model: DeepseekV3ForCausalLM, tokens: torch.Tensor, logits: torc
             f"dflash {variant}", lambda m, changes=changes: reference.draft_logits(folder, m, tokens, **changes), model
         )
     check_variants(results)
-    (folder / "variants.json").write_text(json.dumps(DRAFT_VARIANTS, indent=2) + "\n")
+    write_variants(folder, DRAFT_VARIANTS)
     save_file({"tokens": tokens, "logits": logits, **results}, folder / "expected.safetensors")
 
 
