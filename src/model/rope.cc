@@ -19,6 +19,19 @@ double correction_dim(double rotations, double dim, double theta, double origina
   return dim * std::log(original_context / (rotations * 2.0 * std::numbers::pi)) / (2.0 * std::log(theta));
 }
 
+// Keys that one of transformers and SGLang reads and the other does not: only where that makes no difference.
+Status check_disputed(const JsonObject& scaling, int64_t dim) {
+  for (const char* key : {"attn_factor", "extrapolation_factor", "partial_rotary_factor"}) {
+    const auto value = scaling.number(key, -kMost, kMost, 1.0);
+    KDTREE_RETURN_IF_ERROR(value);
+    if (*value != 1.0) return scaling.unsupported(key, "1");
+  }
+  const auto rotated = scaling.integer("rope_dim", 1, int64_t{1} << 40, dim);
+  KDTREE_RETURN_IF_ERROR(rotated);
+  if (*rotated != dim) return scaling.unsupported("rope_dim", fmt::format("{}", dim));
+  return {};
+}
+
 // YaRN: fast pairs keep their frequency, slow ones are stretched by `factor`, a ramp between them.
 Status apply_yarn(const JsonObject& config, const JsonObject& scaling, double theta, Rope& rope) {
   const auto max_position = config.integer("max_position_embeddings", 1, int64_t{1} << 40);
@@ -93,6 +106,7 @@ Result<Rope> read_rope(const JsonObject& config, int64_t dim, RopePairs pairs) {
   const char* key = config.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   const auto scaling = config.object(key);
   KDTREE_RETURN_IF_ERROR(scaling);
+  KDTREE_RETURN_IF_ERROR(check_disputed(*scaling, dim));
   const JsonObject& holder = scaling->has("rope_theta") ? *scaling : config;
   const auto theta = holder.number("rope_theta", 1.0 + 1e-6, kMost, 10000.0);
   KDTREE_RETURN_IF_ERROR(theta);

@@ -30,7 +30,8 @@ struct Rope {
 };
 
 // From a configuration's rope_theta and rope_scaling, or Hugging Face's newer rope_parameters. `dim` is even.
-// Errors: KDTREE_UNSUPPORTED for a type other than "default" and "yarn"; KDTREE_INVALID_FILE.
+// Errors: KDTREE_UNSUPPORTED for a type other than "default" and "yarn", and for keys on which
+// implementations differ; KDTREE_INVALID_FILE.
 Result<Rope> read_rope(const JsonObject& config, int64_t dim, RopePairs pairs);
 
 }  // namespace kdtree

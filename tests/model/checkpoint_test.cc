@@ -45,6 +45,14 @@ TEST(Checkpoint, UnsupportedOrImpossibleConfigurationsNameTheKey) {
        "kv_lora_rank is 40, expected a multiple of 16"},
       {"yarn", [](Json& c) { c["rope_scaling"]["type"] = "linear"; }, KDTREE_UNSUPPORTED,
        "rope_scaling: type is \"linear\", expected \"default\" or \"yarn\""},
+      {"yarn", [](Json& c) { c["rope_scaling"]["attn_factor"] = 1.5; }, KDTREE_UNSUPPORTED,
+       "rope_scaling: attn_factor is 1.5, expected 1"},
+      {"yarn", [](Json& c) { c["rope_scaling"]["extrapolation_factor"] = 0; }, KDTREE_UNSUPPORTED,
+       "rope_scaling: extrapolation_factor is 0, expected 1"},
+      {"yarn", [](Json& c) { c["rope_scaling"]["partial_rotary_factor"] = 0.5; }, KDTREE_UNSUPPORTED,
+       "rope_scaling: partial_rotary_factor is 0.5, expected 1"},
+      {"yarn", [](Json& c) { c["rope_scaling"]["truncate"] = "no"; }, KDTREE_INVALID_FILE,
+       "rope_scaling: truncate is \"no\", expected true or false"},
       {"yarn", [](Json& c) { c["rope_scaling"].erase("original_max_position_embeddings"); },
        KDTREE_INVALID_FILE, "original_max_position_embeddings is absent"},
       {"yarn", [](Json& c) { c["rope_scaling"]["factor"] = "4"; }, KDTREE_INVALID_FILE, "factor is \"4\""},
@@ -248,6 +256,16 @@ TEST(DflashCheckpoint, MismatchesWithTheTargetNameTheKey) {
        KDTREE_UNSUPPORTED, "layer_types"},
       {"dflash", [](Json& c) { c["architectures"] = {"Qwen3ForCausalLM"}; }, KDTREE_UNSUPPORTED,
        "architectures"},
+      {"dflash",
+       [](Json& c) {
+         c["rope_parameters"] = {{"rope_type", "default"}, {"rope_dim", 8}};
+       },
+       KDTREE_UNSUPPORTED, "rope_parameters: rope_dim is 8, expected 16"},
+      {"dflash",
+       [](Json& c) {
+         c["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 2.0}};
+       },
+       KDTREE_UNSUPPORTED, "rope_scaling: rope_type is \"linear\", expected \"default\" or \"yarn\""},
       {"dflash", [](Json& c) { c["num_key_value_heads"] = 3; }, KDTREE_INVALID_FILE,
        "num_key_value_heads is 3"},
       {"dflash", [](Json& c) { c["intermediate_size"] = 7; }, KDTREE_INVALID_FILE,

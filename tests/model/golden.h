@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <string>
 
 #include <fmt/format.h>
@@ -23,6 +24,12 @@ inline std::string golden(const std::string& name) {
 inline Tensor golden_tensor(const std::string& name, const std::string& tensor) {
   const auto file = SafetensorsFile::open(golden(name) + "/expected.safetensors");
   return file->find(tensor)->to_tensor();
+}
+
+// The other configurations that the results of a checkpoint's weights are known for, as "<tensor>_<name>": by
+// name, keys of config.json and their values.
+inline std::map<std::string, nlohmann::json> golden_variants(const std::string& name) {
+  return nlohmann::json::parse(std::ifstream(golden(name) + "/variants.json"));
 }
 
 // A copy of a checkpoint that a test may spoil; it goes away with the object.

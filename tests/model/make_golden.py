@@ -4,11 +4,15 @@
     build/serving-venv/bin/python tests/model/make_golden.py [FOLDER]
 
 Each golden folder is a checkpoint (config.json and weights) with expected.safetensors beside it: i32 `tokens` [T], f32
-`logits` [T, vocab], and in `dflash`, a drafter for the target `q_lora`, f32 `draft_logits` [block-1, vocab]. The same
-bytes come out of every run on one machine.
+`logits` [T, vocab], and in `dflash`, a drafter for the target `q_lora`, f32 `draft_logits` [block-1, vocab]. Where there
+is a variants.json, the same weights were also run with other configurations: it gives, by name, keys of config.json and
+their values, and the results are `logits_NAME` or `draft_logits_NAME`. The same bytes come out of every run on one
+machine.
 """
 
 import copy
+import itertools
+import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -30,11 +34,13 @@ NOTICEABLE = 1e-3
 
 @dataclass(frozen=True)
 class Golden:
-    """One golden target: its config's changes, and config changes that stand for mistakes its logits must expose."""
+    """One golden target: its config's changes, config changes that stand for mistakes its logits must expose, and by
+    name changes to run the same weights with."""
 
     seed: int
     changes: dict[str, Any]
     mistakes: list[dict[str, Any]] = field(default_factory=list)
+    variants: dict[str, dict[str, Any]] = field(default_factory=dict)
     shards: int = 1
     latent_gain: float = 1.0
 
@@ -82,6 +88,7 @@ TARGETS = {
             {"rope_scaling": {**YARN, "attention_factor": 1.0}},
             {"rope_scaling": {**YARN, "original_max_position_embeddings": 128}},
         ],
+        {"untruncated": {"rope_scaling": {**YARN, "truncate": False}}},
         shards=3,
     ),
     "kimi": Golden(
@@ -99,6 +106,14 @@ TARGETS = {
     ),
 }
 
+DRAFT_YARN = {key: value for key, value in YARN.items() if "mscale" not in key}
+DRAFT_VARIANTS = {
+    "yarn": {"rope_scaling": DRAFT_YARN},
+    "yarn_mscale": {"rope_scaling": YARN},
+    "yarn_attention_factor": {"rope_scaling": {**DRAFT_YARN, "attention_factor": 1.5}},
+    "yarn_untruncated": {"rope_scaling": {**DRAFT_YARN, "truncate": False}},
+}
+
 
 def check_precision(
     name: str, compute: Callable[[DeepseekV3ForCausalLM], torch.Tensor], model: DeepseekV3ForCausalLM
@@ -106,7 +121,7 @@ def check_precision(
     """The float32 result of `compute`, which must agree with its float64 result."""
     result = compute(model)
     error = reference.relative_error(result, compute(copy.deepcopy(model).double()))
-    print(f"{name:8} {tuple(result.shape)} std {float(result.std()):.2f}, float32 against float64 {error:.1e}")
+    print(f"{name:28} {tuple(result.shape)} std {float(result.std()):.2f}, float32 against float64 {error:.1e}")
     assert error < TOLERANCE, "the float32 reference is imprecise"
     assert 1 < float(result.std()) < 3, "logits of an unusual scale"
     return result
@@ -131,6 +146,18 @@ def check_mistakes(
     for mistake, other in wrong.items():
         difference = reference.relative_error(reference.target_logits(other, tokens), logits)
         assert difference > NOTICEABLE, f"{mistake}: changes the logits by {difference:.1e} only"
+
+
+def check_variants(results: dict[str, torch.Tensor]) -> None:
+    """Each must be noticeable beside each other."""
+    for (name, logits), (other, others) in itertools.combinations(results.items(), 2):
+        difference = reference.relative_error(others, logits)
+        assert difference > NOTICEABLE, f"{name} and {other}: logits differ by {difference:.1e} only"
+
+
+def write_variants(folder: Path, variants: dict[str, dict[str, Any]]) -> None:
+    if variants:
+        (folder / "variants.json").write_text(json.dumps(variants, indent=2) + "\n")
 
 
 def add_unused_mtp_layer(folder: Path, config: reference.Config) -> None:
@@ -158,17 +185,30 @@ def wrap_as_kimi(folder: Path, config: reference.Config) -> None:
     reference.write_checkpoint(folder, wrapper, weights)
 
 
+def variant_logits(name: str, golden: Golden, folder: Path, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    results = {}
+    for variant, changes in golden.variants.items():
+        model = reference.load_target(folder, **copy.deepcopy(changes))
+        results[f"logits_{variant}"] = check_precision(
+            f"{name} {variant}", lambda m: reference.target_logits(m, tokens), model
+        )
+    return results
+
+
 def make_target(name: str, golden: Golden, root: Path) -> tuple[DeepseekV3ForCausalLM, torch.Tensor, torch.Tensor]:
     folder, config = root / name, reference.target_config(**golden.changes)
     model, tokens = reference.make_target(folder, config, golden.seed, LENGTH, golden.shards, golden.latent_gain)
     logits = check_precision(name, lambda m: reference.target_logits(m, tokens), model)
     assert reference.attention_entropy(model, tokens) < 0.8, "attention is nearly uniform"
     check_mistakes(name, golden, model, folder, tokens, logits)
+    results = {"logits": logits, **variant_logits(name, golden, folder, tokens)}
+    check_variants(results)
     if name == "moe":
         add_unused_mtp_layer(folder, config)
     if name == "kimi":
         wrap_as_kimi(folder, config)
-    save_file({"tokens": tokens, "logits": logits}, folder / "expected.safetensors")
+    write_variants(folder, golden.variants)
+    save_file({"tokens": tokens, **results}, folder / "expected.safetensors")
     return model, tokens, logits
 
 
@@ -176,9 +216,15 @@ def make_dflash(model: DeepseekV3ForCausalLM, tokens: torch.Tensor, logits: torc
     folder = root / "dflash"
     config = reference.draft_config(reference.target_config(**TARGETS["q_lora"].changes))
     reference.write_checkpoint(folder, config, reference.draft_weights(config, seed=6))
-    draft = check_precision("dflash", lambda m: reference.draft_logits(folder, m, tokens), model)
-    expected = {"tokens": tokens, "logits": logits, "draft_logits": draft}
-    save_file(expected, folder / "expected.safetensors")
+    results = {}
+    for variant, changes in {"": {}, **DRAFT_VARIANTS}.items():
+        name = f"draft_logits_{variant}" if variant else "draft_logits"
+        results[name] = check_precision(
+            f"dflash {variant}", lambda m, changes=changes: reference.draft_logits(folder, m, tokens, **changes), model
+        )
+    check_variants(results)
+    write_variants(folder, DRAFT_VARIANTS)
+    save_file({"tokens": tokens, "logits": logits, **results}, folder / "expected.safetensors")
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 drafter by the few lines of torch below. Both make_golden.py and the tests under tests/serving use this file.
 """
 
+import copy
 import json
 import math
 import shutil
@@ -13,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.utils import logging
 
 Config = dict[str, Any]
@@ -340,35 +342,43 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.to(x.dtype)
 
 
-def rope_halves(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
-    """Rotates [T, heads, d] by [T] positions; dimension i is paired with i + d/2."""
-    half = x.shape[-1] // 2
-    frequencies = theta ** (-torch.arange(half, dtype=torch.float64) / half)
-    angles = positions.double()[:, None, None] * frequencies
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second = x[..., :half], x[..., half:]
+def draft_rotation(config: Config, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Float64 cosine and sine [T, head_dim / 2] of the drafter's heads at [T] positions, with YaRN's amplitude.
+
+    The frequencies are those of `transformers`' Qwen3, the layers of the published drafters.
+    """
+    # A configuration adds keys to the dictionaries that it is made from.
+    rotary = Qwen3RotaryEmbedding(Qwen3Config.from_dict(copy.deepcopy(config)))
+    angles = positions.double()[:, None] * rotary.inv_freq.double()
+    return angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling
+
+
+def rotate_halves(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotates [T, heads, d]; dimension i is paired with i + d/2."""
+    first, second = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 def dflash_logits(
-    folder: Path, embedding: torch.Tensor, head: torch.Tensor, features: torch.Tensor, bonus: int
+    folder: Path, embedding: torch.Tensor, head: torch.Tensor, features: torch.Tensor, bonus: int, **changes: Any
 ) -> torch.Tensor:
     """The drafter's logits [block-1, vocab] for the positions that follow `bonus`.
 
     `embedding` and `head` [vocab, hidden] are the target's; `features` [P, n * hidden] are its hidden states at the
     positions 0..P-1 before the bonus token. Computes in the type of `features`. The context enters each layer as keys
     and values only, made from the projected features as they are: the input norm is the block's alone. Every row of
-    the block sees the whole context and the whole block.
+    the block sees the whole context and the whole block. `changes` replace keys of config.json.
     """
-    config = json.loads((folder / "config.json").read_text())
-    dtype, eps, theta = features.dtype, config["rms_norm_eps"], config["rope_theta"]
+    config = {**json.loads((folder / "config.json").read_text()), **changes}
+    dtype, eps = features.dtype, config["rms_norm_eps"]
     dflash, head_dim = dflash_keys(config), config["head_dim"]
     weights = {name: tensor.to(dtype) for name, tensor in read_weights(folder).items()}
     embedding, head = embedding.to(dtype), head.to(dtype)
 
     count, block = len(features), dflash["block_size"]
     inputs = torch.tensor([bonus] + [dflash["mask_token_id"]] * (block - 1))
-    positions = torch.arange(count + block)
+    cos, sin = draft_rotation(config, torch.arange(count + block))
     context = rms_norm(features @ weights["fc.weight"].T, weights["hidden_norm.weight"], eps)
     x = embedding[inputs]
     for layer in range(config["num_hidden_layers"]):
@@ -378,8 +388,8 @@ def dflash_logits(
         q = (normed @ w["self_attn.q_proj.weight"].T).unflatten(-1, (-1, head_dim))
         k = (source @ w["self_attn.k_proj.weight"].T).unflatten(-1, (-1, head_dim))
         v = (source @ w["self_attn.v_proj.weight"].T).unflatten(-1, (-1, head_dim))
-        q = rope_halves(rms_norm(q, w["self_attn.q_norm.weight"], eps), positions[count:], theta)
-        k = rope_halves(rms_norm(k, w["self_attn.k_norm.weight"], eps), positions, theta)
+        q = rotate_halves(rms_norm(q, w["self_attn.q_norm.weight"], eps), cos[count:], sin[count:])
+        k = rotate_halves(rms_norm(k, w["self_attn.k_norm.weight"], eps), cos, sin)
         group = config["num_attention_heads"] // config["num_key_value_heads"]
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(head_dim)
@@ -392,13 +402,16 @@ def dflash_logits(
 
 
 @torch.no_grad()
-def draft_logits(folder: Path, model: DeepseekV3ForCausalLM, tokens: torch.Tensor) -> torch.Tensor:
-    """The drafter's logits [block-1, vocab] when the last of the [T] tokens is the bonus token."""
+def draft_logits(folder: Path, model: DeepseekV3ForCausalLM, tokens: torch.Tensor, **changes: Any) -> torch.Tensor:
+    """The drafter's logits [block-1, vocab] when the last of the [T] tokens is the bonus token.
+
+    `changes` replace keys of the drafter's config.json.
+    """
     layers = dflash_keys(json.loads((folder / "config.json").read_text()))["target_layer_ids"]
     # Causal, so the bonus token changes none of the others; and without context there would be nothing to run.
     features = target_features(model, tokens, layers)[:-1]
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    return dflash_logits(folder, embedding, head, features, int(tokens[-1]))
+    return dflash_logits(folder, embedding, head, features, int(tokens[-1]), **changes)
 
 
 def relative_error(value: torch.Tensor, expected: torch.Tensor) -> float:

@@ -56,6 +56,19 @@ TEST_P(Golden, BitsDoNotDependOnHowThePromptIsCut) {
 INSTANTIATE_TEST_SUITE_P(Checkpoints, Golden, testing::ValuesIn(kCheckpoints),
                          [](const auto& param) { return std::string(param.param); });
 
+TEST(GoldenVariants, LogitsAreThoseOfTransformers) {
+  const Tensor tokens = golden_tensor("yarn", "tokens");
+  for (const auto& [name, changes] : golden_variants("yarn")) {
+    const CheckpointCopy copy("yarn");
+    copy.edit("config.json", [&](nlohmann::json& json) { json.update(changes); });
+    auto model = TargetModel::load(copy.path());
+    ASSERT_TRUE(model) << model.error().message;
+    const auto logits = teacher_forced_logits(*model, tokens.as<int32_t>());
+    ASSERT_TRUE(logits) << logits.error().message;
+    EXPECT_LE(relative_error(*logits, golden_tensor("yarn", "logits_" + name)), 2e-5) << name;
+  }
+}
+
 TEST(Dflash, ProposesWhatTheReferenceProposes) {
   TargetModel model = load("q_lora");
   auto drafter = DFlashDrafter::load(golden("dflash"), model);
@@ -64,6 +77,20 @@ TEST(Dflash, ProposesWhatTheReferenceProposes) {
   const auto logits = draft_logits(model, **drafter, tokens.as<int32_t>());
   ASSERT_TRUE(logits) << logits.error().message;
   EXPECT_LE(relative_error(*logits, golden_tensor("dflash", "draft_logits")), 2e-5);
+}
+
+TEST(Dflash, ScalesItsRotationAsTheReference) {
+  TargetModel model = load("q_lora");
+  const Tensor tokens = golden_tensor("dflash", "tokens");
+  for (const auto& [name, changes] : golden_variants("dflash")) {
+    const CheckpointCopy copy("dflash");
+    copy.edit("config.json", [&](nlohmann::json& json) { json.update(changes); });
+    auto drafter = DFlashDrafter::load(copy.path(), model);
+    ASSERT_TRUE(drafter) << drafter.error().message;
+    const auto logits = draft_logits(model, **drafter, tokens.as<int32_t>());
+    ASSERT_TRUE(logits) << logits.error().message;
+    EXPECT_LE(relative_error(*logits, golden_tensor("dflash", "draft_logits_" + name)), 2e-5) << name;
+  }
 }
 
 TEST(Dflash, CommittingInPiecesAndProposingInBetweenChangeNothing) {

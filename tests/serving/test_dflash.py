@@ -4,8 +4,10 @@ The reference is checked against the engine, so that the many cases compared wit
 """
 
 import json
+import multiprocessing
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,37 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
+import sglang_probe
 import torch
 from conftest import ModelLogits, expect_weights_in_sglang
 from safetensors.torch import load_file
+from transformers import AutoConfig
 
 TOLERANCE = 2e-5
 TARGET = {"q_lora_rank": 32, "num_hidden_layers": 4, "first_k_dense_replace": 2, "num_experts_per_tok": 3}
 # Three draft steps at least: the first token is the prefill's.
 GENERATED = 4
+
+
+def yarn(**keys: Any) -> dict[str, Any]:
+    """A rope_scaling whose original length the tests' sequences exceed."""
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 2, "beta_slow": 0.25}
+    return {"rope_scaling": {**scaling, **keys}}
+
+
+# By name: YaRN's settings as `transformers` and SGLang both read them.
+YARN: dict[str, dict[str, Any]] = {
+    "yarn": yarn(),
+    "yarn, rope_type, betas by default": {
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    },
+    "yarn, truncate false": yarn(truncate=False),
+    "yarn, truncate false, equal betas": yarn(truncate=False, beta_fast=1.0, beta_slow=1.0),
+    "yarn, mscale": {**yarn(mscale=1.0, mscale_all_dim=0.4, factor=32.0), "rope_theta": 50000.0},
+    "yarn, mscale_all_dim alone": yarn(mscale_all_dim=1.0),
+}
+# What a real engine serves.
+SERVED = {"plain": {}, "yarn": YARN["yarn, truncate false"]}
 
 
 @dataclass(frozen=True)
@@ -40,13 +65,13 @@ class Served:
         return sequence[: int(step["committed"]) + 1]
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+@pytest.fixture(scope="module", params=SERVED)
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     root = tmp_path_factory.mktemp("served")
     # Without experts: their kernel takes the interpreter a minute.
     config = reference.target_config(**{**TARGET, "first_k_dense_replace": TARGET["num_hidden_layers"]})
     _, prompt = reference.make_target(root / "target", config, seed=21, length=20)
-    draft = reference.draft_config(config)
+    draft = reference.draft_config(config, **SERVED[request.param])
     reference.write_checkpoint(root / "draft", draft, reference.draft_weights(draft, seed=22))
     np.save(root / "prompt.npy", prompt.numpy())
     probe = [sys.executable, str(Path(__file__).with_name("sglang_probe.py"))]
@@ -104,7 +129,37 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "block of 16, one feature": ({"intermediate_size": 40}, {"block_size": 16, "target_layer_ids": [1]}, 30),
     "block of 2, three features": ({}, {"block_size": 2, "target_layer_ids": [0, 1, 2]}, 30),
     "another mask token": ({}, {"mask_token_id": 5}, 30),
+    **{name: ({**changes, "torch_dtype": "float32"}, {}, 50) for name, changes in YARN.items()},
+    # SGLang does not read this one.
+    "yarn, attention_factor": ({**yarn(attention_factor=1.4), "torch_dtype": "float32"}, {}, 50),
 }
+
+
+def rotations_in_sglang(folders: list[Path]) -> list[np.ndarray]:
+    """[positions, head_dim]: cosines and sines of SGLang's drafters. For a process of its own: SGLang is changed."""
+    sglang_probe._allow_cpu()
+    from sglang.srt.models.dflash import DFlashDraftModel
+    from sglang.srt.runtime_context import get_context, get_parallel
+
+    with get_context().override_server_args(device="cpu"), get_parallel().override(tp_rank=0):
+        models = [DFlashDraftModel(AutoConfig.from_pretrained(folder)) for folder in folders]
+    return [model.layers[0].self_attn.rotary_emb.cos_sin_cache.numpy() for model in models]
+
+
+def test_sglang_rotates_as_the_reference(tmp_path: Path) -> None:
+    configs = [reference.draft_config(reference.target_config(**TARGET), **changes) for changes in YARN.values()]
+    folders = [tmp_path / str(i) for i in range(len(configs))]
+    for folder, config in zip(folders, configs, strict=True):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        tables = pool.submit(rotations_in_sglang, folders).result(timeout=200)
+    positions = torch.arange(60)
+    for name, config, table in zip(YARN, configs, tables, strict=True):
+        expected = torch.cat(reference.draft_rotation(config, positions), dim=-1)
+        error = reference.relative_error(torch.from_numpy(table)[: len(positions)], expected)
+        print(f"{name}: error {error:.1e}")
+        assert error <= 1e-5
 
 
 def test_block_size_beside_dflash_config(model_logits: ModelLogits, tmp_path: Path) -> None:

@@ -57,6 +57,11 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "yarn without mscale": (yarn(mscale=None, mscale_all_dim=None), 1),
     "yarn, mscale_all_dim alone": ({**yarn(mscale=None), "torch_dtype": "float16"}, 1),
     "yarn, attention_factor": ({**yarn(attention_factor=1.3, factor=4.0), "torch_dtype": "float32"}, 1),
+    "yarn, truncate false": (
+        {**yarn(truncate=False, factor=4.0, beta_fast=4, beta_slow=0.5), "torch_dtype": "float32"},
+        1,
+    ),
+    "yarn, truncate false, equal betas": ({**yarn(truncate=False, beta_fast=1, beta_slow=1), "q_lora_rank": 16}, 1),
     "yarn, rope_type": ({**yarn(type=None, rope_type="yarn", beta_fast=4, factor=2.5), "q_lora_rank": 16}, 2),
 }
 
