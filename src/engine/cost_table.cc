@@ -82,33 +82,24 @@ class Probe {
   std::vector<int64_t> slots_;
 };
 
-double median(std::vector<double> times) {
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2);
-  std::nth_element(times.begin(), middle, times.end());
-  return *middle;
-}
-
-// Microseconds of the passes call(0) ... call(count - 1), each the median of a few sweeps over all of them: a
-// slow moment of the machine then spoils one sweep, not one pass. The first sweep ends at the first pass that
-// takes `most_times` as long as call(0), or too long at all.
+// Microseconds of the passes call(0) ... call(count - 1), each the least of a few sweeps over all of them:
+// what disturbs a pass only adds, and a slow moment of the machine spoils one sweep. The first sweep ends at
+// the first pass that takes `most_times` as long as call(0), or too long at all.
 template <class Call>
 Result<std::vector<double>> measure_passes(size_t count, double most_times, const Call& call) {
   KDTREE_RETURN_IF_ERROR(call(0));  // warms the caches
-  std::vector<std::vector<double>> times(count);
+  std::vector<double> least(count, std::numeric_limits<double>::infinity());
   const auto begin = Clock::now();
   for (int sweep = 0; sweep < kSweeps; ++sweep) {
     if (sweep > 0 && microseconds_since(begin) > kMostSweepsUs) break;
-    for (size_t i = 0; i < times.size(); ++i) {
+    for (size_t i = 0; i < least.size(); ++i) {
       const auto start = Clock::now();
       KDTREE_RETURN_IF_ERROR(call(i));
-      times[i].push_back(microseconds_since(start));
-      if (sweep > 0) continue;
-      if (times[i][0] > std::min(kMostPassUs, most_times * times[0][0])) times.resize(i + 1);
+      least[i] = std::min(least[i], microseconds_since(start));
+      if (sweep == 0 && least[i] > std::min(kMostPassUs, most_times * least[0])) least.resize(i + 1);
     }
   }
-  std::vector<double> medians(times.size());
-  std::transform(times.begin(), times.end(), medians.begin(), median);
-  return medians;
+  return least;
 }
 
 Status measure_drafter(TargetModel& target, Drafter& drafter, int64_t context, CostTable& table) {
@@ -157,21 +148,22 @@ Result<CostTable> CostTable::measure(TargetModel& target, Drafter* drafter, int6
   for (const int64_t rows : kRows) {
     if (rows <= std::max<int64_t>(1, most_rows)) table.rows.push_back(rows);
   }
-  // No tree pays whose pass takes as long as plain decoding of all that it can give; one measurement may be
-  // off.
-  const double most_times =
-      drafter != nullptr ? 3.0 * (static_cast<double>(drafter->depth()) + 1.0) : kNoLimit;
+  // No tree pays whose pass takes as long as plain decoding of all that it can give. One measurement may be
+  // off by half.
+  const double most_times = drafter != nullptr ? static_cast<double>(drafter->depth()) + 1.0 : kNoLimit;
   for (const int64_t context : table.contexts) {
     auto probe = Probe::create(target, context, table.rows.back());
     KDTREE_RETURN_IF_ERROR(probe);
-    auto times = measure_passes(table.rows.size(), most_times, [&](size_t i) -> Status {
+    auto times = measure_passes(table.rows.size(), 2.0 * most_times, [&](size_t i) -> Status {
       KDTREE_RETURN_IF_ERROR(probe->pass(context, table.rows[i]));
       return {};
     });
     KDTREE_RETURN_IF_ERROR(times);
-    // Noise must not make more rows cheaper.
-    for (size_t i = 1; i < times->size(); ++i)
-      (*times)[i] = std::max((*times)[i], (*times)[i - 1]);
+    // Fewer rows cannot cost more.
+    for (size_t i = times->size() - 1; i > 0; --i)
+      (*times)[i - 1] = std::min((*times)[i - 1], (*times)[i]);
+    const auto last = std::upper_bound(times->begin(), times->end() - 1, most_times * times->front());
+    times->erase(last + 1, times->end());
     table.rows.resize(times->size());
     table.verify_us.push_back(*std::move(times));
   }

@@ -23,7 +23,7 @@ struct CostTable {
   double verify(int64_t row_count, double context) const;
   double draft(int64_t request_count) const;
 
-  // Runs the models for a second or two: medians of a few passes a point, rows until no tree could pay.
+  // Runs the models for a second or two: the least of a few passes a point, rows until no tree could pay.
   // Errors: those of the models.
   static Result<CostTable> measure(TargetModel& target, Drafter* drafter, int64_t most_rows);
 
