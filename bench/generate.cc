@@ -34,7 +34,7 @@ namespace kdtree {
 namespace {
 
 constexpr int64_t kRepeats = 5;
-constexpr int64_t kPrompts = 6;  // of a repeat
+constexpr int64_t kPrompts = 4;  // of a repeat
 constexpr int64_t kTries = 3;
 constexpr int64_t kNew = 256;
 constexpr int32_t kMostAutoNodes = 256;

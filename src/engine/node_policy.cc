@@ -14,6 +14,10 @@ constexpr double kMostSaved = 64.0;
 constexpr double kFirstPause = 64.0;
 constexpr double kLaterPause = 128.0;
 
+// Plain rounds that come in any case, and the time between them in plain rounds.
+constexpr int64_t kPlainRounds = 2;
+constexpr double kWithoutPlain = 400.0;
+
 struct Candidate {
   double weight;
   size_t tree;
@@ -40,7 +44,9 @@ std::vector<Candidate> by_weight(std::span<const DraftTree> trees, const DraftCa
 NodePolicy::NodePolicy(CostTable costs) : costs_(std::move(costs)) {}
 
 bool NodePolicy::should_draft() {
+  if (pause_ == 0 && without_plain_ > kWithoutPlain) pause_ = kPlainRounds;
   if (pause_ == 0) return true;
+  without_plain_ = 0.0;
   explanation_ = fmt::format("plain, and {} more rounds before the next look", --pause_);
   return false;
 }
@@ -83,6 +89,7 @@ std::vector<std::vector<int32_t>> NodePolicy::choose(std::span<const DraftTree> 
   const double plain_us = costs_.verify(requests, context);
   explanation_ = fmt::format("{} nodes: {:.2f} tokens in {:.0f} us (plain: {} in {:.0f} us)", best,
                              best_tokens, best_us, requests, plain_us);
+  without_plain_ += best_us / plain_us;
   account(best_tokens / static_cast<double>(requests) - best_us / plain_us);
   return keep;
 }

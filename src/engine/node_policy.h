@@ -18,7 +18,8 @@ class NodePolicy {
   explicit NodePolicy(CostTable costs);
 
   // Whether this round should draft at all. Where trees have lost the time of some plain rounds, plain rounds
-  // follow, so many that looking again costs less than a hundredth of the time.
+  // follow, so many that looking again costs less than a hundredth of the time. A few come in any case, so
+  // that their cost is known.
   bool should_draft();
 
   // The nodes to verify of each tree, ascending, the root and all ancestors among them. Never only roots
@@ -40,7 +41,8 @@ class NodePolicy {
   RoundCosts costs_;
   DraftCalibration calibration_;
   double balance_ = 0.0;        // what drafting has saved of late, in plain rounds
-  int64_t pause_ = 0;           // plain rounds before the next look
+  int64_t pause_ = 4;           // plain rounds before the next look
+  double without_plain_ = 0.0;  // time since the last plain round, in plain rounds
   bool paused_before_ = false;  // and drafting has not paid since
   std::string explanation_;
 };
