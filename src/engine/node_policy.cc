@@ -14,9 +14,9 @@ constexpr double kMostSaved = 64.0;
 constexpr double kFirstPause = 64.0;
 constexpr double kLaterPause = 128.0;
 
-// Plain rounds that come in any case, and the time between them in plain rounds.
-constexpr int64_t kPlainRounds = 2;
-constexpr double kWithoutPlain = 400.0;
+// Plain rounds that come in any case, so many that the caches are theirs, and the time between them in plain
+// rounds.
+constexpr double kWithoutPlain = 1600.0;
 
 struct Candidate {
   double weight;

@@ -36,14 +36,16 @@ class NodePolicy {
   const std::string& explanation() const { return explanation_; }
 
  private:
+  static constexpr int64_t kPlainRounds = 16;  // that come in any case
+
   void account(double saved_rounds);
 
   RoundCosts costs_;
   DraftCalibration calibration_;
-  double balance_ = 0.0;        // what drafting has saved of late, in plain rounds
-  int64_t pause_ = 4;           // plain rounds before the next look
-  double without_plain_ = 0.0;  // time since the last plain round, in plain rounds
-  bool paused_before_ = false;  // and drafting has not paid since
+  double balance_ = 0.0;          // what drafting has saved of late, in plain rounds
+  int64_t pause_ = kPlainRounds;  // plain rounds before the next look
+  double without_plain_ = 0.0;    // time since the last plain round, in plain rounds
+  bool paused_before_ = false;    // and drafting has not paid since
   std::string explanation_;
 };
 
