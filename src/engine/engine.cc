@@ -307,13 +307,13 @@ Status Engine::draft() {
   }
   std::vector<DraftQuery> queries;
   std::vector<size_t> drafting;
-  bool usual = true;
+  bool backlog = false;
   for (size_t i = 0; i < active_.size(); ++i) {
     if (active_[i]->room() < 2) continue;  // the root's own token ends it
     if (most_nodes(*active_[i]) == 0) continue;
     queries.push_back({active_[i]->draft.get(), active_[i]->tokens.back()});
     drafting.push_back(i);
-    usual = usual && active_[i]->drafted;
+    backlog = backlog || !active_[i]->drafted;
     active_[i]->drafted = true;
   }
   if (queries.empty()) return {};
@@ -332,7 +332,7 @@ Status Engine::draft() {
     trees_[drafting[q]] = *std::move(tree);
   }
   if (policy_) {
-    if (usual) policy_->observe_draft(static_cast<int64_t>(queries.size()), seconds * 1e6);
+    policy_->observe_draft(static_cast<int64_t>(queries.size()), seconds * 1e6, backlog);
     const auto keep = policy_->choose(trees_, mean_context());
     for (size_t i = 0; i < trees_.size(); ++i)
       trees_[i] = part_of(trees_[i], keep[i]);

@@ -90,7 +90,7 @@ std::vector<std::vector<int32_t>> NodePolicy::choose(std::span<const DraftTree> 
   explanation_ = fmt::format("{} nodes: {:.2f} tokens in {:.0f} us (plain: {} in {:.0f} us)", best,
                              best_tokens, best_us, requests, plain_us);
   without_plain_ += best_us / plain_us;
-  account(best_tokens / static_cast<double>(requests) - best_us / plain_us);
+  account(best_tokens / static_cast<double>(requests) - (best_us + backlog_us_) / plain_us);
   return keep;
 }
 
@@ -98,8 +98,9 @@ void NodePolicy::observe_acceptance(const DraftTree& tree, std::span<const int32
   if (tree.size() > 1) calibration_.observe(tree, path);
 }
 
-void NodePolicy::observe_draft(int64_t requests, double microseconds) {
-  costs_.observe_draft(requests, microseconds);
+void NodePolicy::observe_draft(int64_t requests, double microseconds, bool backlog) {
+  backlog_us_ = backlog ? std::max(0.0, microseconds - costs_.draft(requests)) : 0.0;
+  if (!backlog) costs_.observe_draft(requests, microseconds);
 }
 
 void NodePolicy::observe_verify(int64_t rows, double context, double microseconds) {

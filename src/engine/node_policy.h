@@ -29,7 +29,9 @@ class NodePolicy {
 
   // What a round turned out to be. `tree` is what was verified, `path` the accepted nodes, root first.
   void observe_acceptance(const DraftTree& tree, std::span<const int32_t> path);
-  void observe_draft(int64_t requests, double microseconds);
+  // `backlog`: requests did not draft in the last round, so that the drafter had more than a round's tokens
+  // to take in. Before choose().
+  void observe_draft(int64_t requests, double microseconds, bool backlog);
   void observe_verify(int64_t rows, double context, double microseconds);
 
   // The last choice, for people: "12 nodes: 3.41 tokens in 2310 us (plain: 1 in 1100 us)".
@@ -46,6 +48,7 @@ class NodePolicy {
   int64_t pause_ = kPlainRounds;  // plain rounds before the next look
   double without_plain_ = 0.0;    // time since the last plain round, in plain rounds
   bool paused_before_ = false;    // and drafting has not paid since
+  double backlog_us_ = 0.0;       // of this round's draft
   std::string explanation_;
 };
 

@@ -186,6 +186,21 @@ TEST(NodePolicy, StopsDraftingWhereItDoesNotPayAndLooksAgainForAHundredth) {
   }
 }
 
+// What a drafter has to catch up with after plain rounds is paid by looks as well.
+TEST(NodePolicy, CountsTheBacklogAsPartOfALook) {
+  const CostTable costs = table(100, 200, 100);
+  NodePolicy policy(costs);
+  const DraftTree trees[] = {random_tree(3, 64)};
+  int drafted = 0;
+  for (int round = 0; round < 3000; ++round) {
+    if (!policy.should_draft()) continue;
+    ++drafted;
+    policy.observe_draft(1, 100 + 40 * costs.verify(1, 100), true);
+    policy.choose(trees, 100);
+  }
+  EXPECT_EQ(drafted, 1) << "it cost forty plain rounds";
+}
+
 // A drafter that was useless for a long time and then is right: trees come back.
 TEST(NodePolicy, ForgetsABadDrafter) {
   NodePolicy policy(table(300, 100, 200));
@@ -346,7 +361,7 @@ double time_per_token(const CostTable& costs, size_t nodes, NodePolicy* policy) 
     if (drafts) {
       us += costs.draft(1);
       if (policy != nullptr) {
-        policy->observe_draft(1, noise() * costs.draft(1));
+        policy->observe_draft(1, noise() * costs.draft(1), false);
         keep = policy->choose(trees, 100)[0];
       } else {
         for (size_t n = 1; n <= std::min(nodes, trees[0].parent.size() - 1); ++n)
