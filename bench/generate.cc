@@ -34,8 +34,8 @@ namespace kdtree {
 namespace {
 
 constexpr int64_t kRepeats = 5;
-constexpr int64_t kPrompts = 4;  // of a repeat
-constexpr int64_t kTries = 3;
+constexpr int64_t kPrompts = 10;  // of a repeat
+constexpr int64_t kTries = 2;
 constexpr int64_t kNew = 256;
 constexpr int32_t kMostAutoNodes = 256;
 constexpr double kT975 = 2.776;  // Student's t of four degrees of freedom: five repeats
