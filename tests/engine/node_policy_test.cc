@@ -192,7 +192,7 @@ TEST(NodePolicy, CountsTheBacklogAsPartOfALook) {
   NodePolicy policy(costs);
   const DraftTree trees[] = {random_tree(3, 64)};
   int drafted = 0;
-  for (int round = 0; round < 3000; ++round) {
+  for (int round = 0; round < 2500; ++round) {
     if (!policy.should_draft()) continue;
     ++drafted;
     policy.observe_draft(1, 100 + 40 * costs.verify(1, 100), true);
