@@ -42,7 +42,7 @@ std::vector<size_t> kinds(const DraftTree& tree) {
 
 template <class Use>
 void DraftCalibration::near(double log_odds, const Use& use) {
-  const double at = std::clamp(log_odds + kPoints / 2, 0.0, kPoints - 1.001);
+  const double at = std::clamp(log_odds + kEvenOdds, 0.0, kPoints - 1.001);
   const auto below = static_cast<size_t>(at);
   const double part = at - static_cast<double>(below);
   use(below, 1.0 - part);
@@ -53,7 +53,7 @@ std::array<double, DraftCalibration::kPoints> DraftCalibration::shifts(const Cur
   std::array<double, kPoints> shifts;
   for (size_t i = 0; i < curve.size(); ++i) {
     const Point& point = curve[i];
-    const double own = kTrust * odds_to_chance(static_cast<double>(i) - kPoints / 2);
+    const double own = kTrust * odds_to_chance(static_cast<double>(i) - kEvenOdds);
     const double tried = kTrust + point.tried;
     shifts[i] = log_odds_of((own + point.accepted) / tried) - log_odds_of((own + point.promised) / tried);
   }

@@ -28,7 +28,8 @@ class DraftCalibration {
     double promised = 0.0;
     double accepted = 0.0;
   };
-  static constexpr int64_t kPoints = 15;  // a step of log-odds apart, even odds in the middle
+  static constexpr int64_t kPoints = 15;                    // a step of log-odds apart
+  static constexpr double kEvenOdds = (kPoints - 1) / 2.0;  // the index of even odds
   using Curve = std::array<Point, kPoints>;
 
   // use(index of a point, weight) for the two points beside a log-odds.

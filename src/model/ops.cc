@@ -342,7 +342,7 @@ std::vector<LinearTask> rounded_tasks(std::span<const LinearTask> tasks, const O
   parallel_rows(count, count > 0 ? rows[0].inputs : 0, [&](int64_t r) {
     const Row& row = rows[static_cast<size_t>(r)];
     row.to[words_of(row.inputs) - 1] = 0.0f;  // of an odd number
-    target.round_to_bf16(row.from, row.inputs, reinterpret_cast<uint16_t*>(row.to));
+    target.round_to_bf16(row.from, row.inputs, static_cast<uint16_t*>(static_cast<void*>(row.to)));
   });
   return out;
 }
