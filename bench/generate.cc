@@ -3,8 +3,8 @@
 // JSON object a way and temperature. Usage, from the project's folder: bench_generate DATE COMMIT (bench/run
 // makes them)
 //
-// Each repeat has prompts of its own. Every way decodes each of them three times, in turn with the others, and
-// the fastest counts: shared machines have slow minutes. `us` is the time of a token behind the prompt,
+// Each repeat has prompts of its own. Every way decodes each of them twice, in turn with the others, and the
+// faster counts: shared machines have slow minutes. `us` is the time of a token behind the prompt,
 // the median of the repeats; `ratio` that of the repeats' ratios to plain decoding, `interval` the 95 %
 // confidence interval of these ratios' geometric mean, and `of_best_fixed` (of auto: median, interval)
 // compares with the best other way of decoding. Costs are measured once; the policy is new in every repeat.
@@ -34,8 +34,8 @@ namespace kdtree {
 namespace {
 
 constexpr int64_t kRepeats = 5;
-constexpr int64_t kPrompts = 4;  // of a repeat
-constexpr int64_t kTries = 3;
+constexpr int64_t kPrompts = 10;  // of a repeat
+constexpr int64_t kTries = 2;
 constexpr int64_t kNew = 256;
 constexpr int32_t kMostAutoNodes = 256;
 constexpr double kT975 = 2.776;  // Student's t of four degrees of freedom: five repeats

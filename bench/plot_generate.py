@@ -46,7 +46,7 @@ def main():
             if not column:
                 axes.set_ylabel(label)
     grid[0][0].legend(frameon=False)
-    figure.suptitle(f"20 prompts, 256 bytes each, one at a time; {cells[0]['machine']}, {cells[0]['date']}")
+    figure.suptitle(f"50 prompts, 256 bytes each, one at a time; {cells[0]['machine']}, {cells[0]['date']}")
     figure.tight_layout()
     OUT.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(OUT, metadata={"Date": None})
