@@ -25,7 +25,6 @@
 #include <vector>
 
 #include "bench/cell.h"
-#include "core/cpu_features.h"
 #include "engine/engine.h"
 #include "model/dflash.h"
 #include "model/tokenizer.h"
@@ -84,11 +83,6 @@ std::vector<std::vector<int32_t>> read_prompts(const Tokenizer& tokenizer) {
   return prompts;
 }
 
-// What `kdtree generate` takes by default.
-Products products() {
-  return fast_bf16_products() ? Products::bf16 : Products::f32;
-}
-
 struct Models {
   TargetModel target;
   std::unique_ptr<DFlashDrafter> drafter;
@@ -108,7 +102,7 @@ Engine make_engine(Models& models, const Way& way, int64_t kv_slots) {
       .nodes = way.nodes == kAuto ? static_cast<int32_t>(models.costs.rows.back()) : way.nodes,
       .batch = 1,
       .kv_slots = kv_slots,
-      .kv_dtype = products() == Products::bf16 ? DType::bf16 : DType::f32};
+      .kv_dtype = models.target.products() == Products::bf16 ? DType::bf16 : DType::f32};
   std::optional<NodePolicy> policy;
   if (way.nodes == kAuto) policy.emplace(models.costs);
   return value_or_die(Engine::create(models.target, models.drafter.get(), options, std::move(policy)));
@@ -149,8 +143,7 @@ std::vector<Outcome> run_repeat(Models& models, std::span<const std::vector<int3
         double& fastest = best[w * prompts.size() + p];
         fastest = std::min(fastest, decode(engines[w], request, tokens));
         if (w == 0) expected = tokens;
-        if (tokens == expected) continue;
-        die(name(kWays[w]) + " emits other tokens");
+        if (tokens != expected) die(name(kWays[w]) + " emits other tokens");
       }
     }
     for (size_t w = 0; w < kWayCount; ++w)
@@ -212,7 +205,7 @@ void print_cells(const std::vector<std::vector<Outcome>>& repeats, double temper
       draft += outcomes[w].times.draft;
       verify += outcomes[w].times.verify;
     }
-    Json cell{{"bench", "generate"}, {"backend", "cpu"}, {"products", products_name(products())}};
+    Json cell{{"bench", "generate"}, {"backend", "cpu"}, {"products", products_name(fastest_products())}};
     cell["case"] = {{"temperature", temperature}, {"mode", kModeNames[static_cast<size_t>(way.mode)]}};
     cell["case"]["nodes"] = way.nodes == kAuto ? Json("auto") : Json(way.nodes);
     cell["accept_length"] = emitted / rounds;
@@ -233,8 +226,8 @@ void print_cells(const std::vector<std::vector<Outcome>>& repeats, double temper
 }
 
 int run(const Origin& origin) {
-  TargetModel target = value_or_die(TargetModel::load("models/tiny/target", products()));
-  auto drafter = value_or_die(DFlashDrafter::load("models/tiny/drafter", target, products()));
+  TargetModel target = value_or_die(TargetModel::load("models/tiny/target", fastest_products()));
+  auto drafter = value_or_die(DFlashDrafter::load("models/tiny/drafter", target, fastest_products()));
   const Tokenizer tokenizer = value_or_die(Tokenizer::load("models/tiny/target/tokenizer.json"));
   CostTable costs = value_or_die(CostTable::measure(target, drafter.get(), kMostAutoNodes));
   Models models{std::move(target), std::move(drafter), std::move(costs)};

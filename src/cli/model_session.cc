@@ -12,7 +12,6 @@
 #include "cli/cpu_info.h"
 #include "cli/memory.h"
 #include "cli/options.h"
-#include "core/cpu_features.h"
 #include "core/parallel.h"
 #include "io/mapped_file.h"
 #include "kdtree/kdtree.h"
@@ -49,10 +48,9 @@ std::string cache_folder() {
 
 // The products that the option asks for. Errors: KDTREE_INVALID_ARGUMENT naming it.
 Result<Products> products_of(const ModelOptions& options) {
-  const bool available = best_ops_target().multiplies_bf16;
-  if (options.products == "auto") return available && fast_bf16_products() ? Products::bf16 : Products::f32;
+  if (options.products == "auto") return fastest_products();
   if (options.products == "f32") return Products::f32;
-  if (available) return Products::bf16;
+  if (best_ops_target().multiplies_bf16) return Products::bf16;
   return fail(KDTREE_INVALID_ARGUMENT,
               "--products: 'bf16', expected auto or f32: bf16 needs AVX-512-BF16, which {} does not have",
               cpu_name());

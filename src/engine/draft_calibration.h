@@ -11,7 +11,7 @@
 namespace kdtree {
 
 // The drafter's log-odds of a node, given its parent, are shifted by as much as those of similar children of
-// accepted parents were off, over the last hundreds of them. Nodes on the path of each depth's likeliest
+// accepted parents were off, over the last hundred or so. Nodes on the path of each depth's likeliest
 // token, their siblings, and all behind those have shifts of their own: greedy targets accept a likeliest
 // token more often than promised and others less, and a block drafter did not have other parents in mind.
 class DraftCalibration {

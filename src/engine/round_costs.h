@@ -8,9 +8,9 @@
 
 namespace kdtree {
 
-// Time is taken as the table's, times the machine's speed at the moment, times an error of the table's entry
-// that stays: two logarithms, of which each round shows the sum. A Kalman filter tells them apart, for the
-// speed wanders and is common to all entries.
+// Time is taken as the table's, times the machine's speed at the moment, times an error of the table's entry:
+// two logarithms, of which each round shows the sum. A Kalman filter tells them apart, for the speed is
+// common to all entries and wanders faster than an error.
 class RoundCosts {
  public:
   explicit RoundCosts(CostTable table);

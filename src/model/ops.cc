@@ -395,6 +395,10 @@ const OpsTarget& best_ops_target() {
   return best;
 }
 
+Products fastest_products() {
+  return best_ops_target().multiplies_bf16 && fast_bf16_products() ? Products::bf16 : Products::f32;
+}
+
 void linear(std::span<const LinearTask> tasks, const OpsTarget& target) {
   const std::vector<LinearTask> rounded = rounded_tasks(tasks, target);
   int64_t units = 0;

@@ -106,6 +106,9 @@ std::span<const OpsTarget> ops_targets();
 // The best that is supported; the last one is taken for granted.
 const OpsTarget& best_ops_target();
 
+// Of bf16 weights, on this machine.
+Products fastest_products();
+
 // Runs the tasks on all threads: none may read what another writes. An output's products are summed in fp32
 // in the order of the inputs.
 void linear(std::span<const LinearTask> tasks, const OpsTarget& target = best_ops_target());

@@ -100,4 +100,18 @@ Result<DraftTree> DraftTree::chain(std::span<const int32_t> tokens, std::span<co
   return from_parents(tokens, parents, log_weights);
 }
 
+DraftTree part_of(const DraftTree& tree, std::span<const int32_t> nodes) {
+  DraftTree part;
+  std::vector<int32_t> number(tree.parent.size(), -1);
+  for (const int32_t node : nodes) {
+    const auto i = static_cast<size_t>(node);
+    number[i] = static_cast<int32_t>(part.parent.size());
+    part.token.push_back(tree.token[i]);
+    part.parent.push_back(node == 0 ? -1 : number[static_cast<size_t>(tree.parent[i])]);
+    part.depth.push_back(tree.depth[i]);
+    part.log_weight.push_back(tree.log_weight[i]);
+  }
+  return part;
+}
+
 }  // namespace kdtree

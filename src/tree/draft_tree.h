@@ -39,6 +39,9 @@ struct DraftTree {
   static Result<DraftTree> chain(std::span<const int32_t> tokens, std::span<const double> log_weights = {});
 };
 
+// The part of `tree` that is `nodes`: ascending, the root and each node's parent among them.
+DraftTree part_of(const DraftTree& tree, std::span<const int32_t> nodes);
+
 // Writes depth[i] from parents that are already valid.
 void depths_from_parents(std::span<const int32_t> parents, std::span<int32_t> depths);
 

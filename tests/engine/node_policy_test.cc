@@ -55,21 +55,6 @@ std::vector<int32_t> likeliest_path(const DraftTree& tree, size_t length) {
   return path;
 }
 
-// The part of a tree that is `nodes`.
-DraftTree part_of(const DraftTree& tree, std::span<const int32_t> nodes) {
-  DraftTree part;
-  std::vector<int32_t> number(tree.parent.size(), -1);
-  for (const int32_t node : nodes) {
-    const auto i = static_cast<size_t>(node);
-    number[i] = static_cast<int32_t>(part.parent.size());
-    part.token.push_back(tree.token[i]);
-    part.parent.push_back(node == 0 ? -1 : number[static_cast<size_t>(tree.parent[i])]);
-    part.depth.push_back(tree.depth[i]);
-    part.log_weight.push_back(tree.log_weight[i]);
-  }
-  return part;
-}
-
 TEST(CostTable, InterpolatesBetweenWhatWasMeasured) {
   const CostTable costs = table(100, 10, 50);
   EXPECT_DOUBLE_EQ(costs.verify(1, 64), 110);
