@@ -29,6 +29,7 @@ Result<int> run(const TuneOptions& options) {
                                       {"contexts", table->contexts},
                                       {"verify_us", table->verify_us},
                                       {"requests", table->requests},
+                                      {"depths", table->depths},
                                       {"draft_us", table->draft_us}};
     print_out("{}\n", json.dump(2));
     return kExitOk;
@@ -40,9 +41,11 @@ Result<int> run(const TuneOptions& options) {
     print_out("{:>6}  {:>11.0f} us  {:>11.0f} us\n", table->rows[i], table->verify_us[0][i],
               table->verify_us[1][i]);
   }
-  for (size_t i = 0; i < table->requests.size(); ++i)
-    print_out("draft for {} request{}: {:.0f} us\n", table->requests[i], table->requests[i] == 1 ? "" : "s",
-              table->draft_us[i]);
+  for (size_t d = 0; d < table->depths.size(); ++d) {
+    for (size_t i = 0; i < table->requests.size(); ++i)
+      print_out("draft of {} positions for {} request{}: {:.0f} us\n", table->depths[d], table->requests[i],
+                table->requests[i] == 1 ? "" : "s", table->draft_us[d][i]);
+  }
   return kExitOk;
 }
 

@@ -18,6 +18,7 @@ using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kRows[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512};
+constexpr int64_t kDepths[] = {1, 2, 3, 4, 5, 7, 9, 12, 15, 23, 31, 47, 63};  // and a drafter's most
 constexpr double kMostPassUs = 2e6;
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 constexpr int kSweeps = 6;
@@ -108,6 +109,10 @@ Status measure_drafter(TargetModel& target, Drafter& drafter, int64_t context, C
                                     0.1f);
   const std::vector<int32_t> tokens(static_cast<size_t>(context), 0);
   table.requests = {1, 4};
+  for (const int64_t depth : kDepths) {
+    if (depth >= drafter.least_depth() && depth < drafter.depth()) table.depths.push_back(depth);
+  }
+  table.depths.push_back(drafter.depth());
   std::vector<std::unique_ptr<DraftState>> states;
   std::vector<DraftQuery> queries;
   for (int64_t i = 0; i < table.requests.back(); ++i) {
@@ -115,13 +120,15 @@ Status measure_drafter(TargetModel& target, Drafter& drafter, int64_t context, C
     drafter.extend(*states.back(), tokens, features);
     queries.push_back({states.back().get(), 0});
   }
-  auto times = measure_passes(table.requests.size(), kNoLimit, [&](size_t i) -> Status {
-    (void)drafter.propose(std::span(queries).first(static_cast<size_t>(table.requests[i])));
+  const size_t columns = table.requests.size();
+  const auto times = measure_passes(table.depths.size() * columns, kNoLimit, [&](size_t i) -> Status {
+    const auto count = static_cast<size_t>(table.requests[i % columns]);
+    (void)drafter.propose(std::span(queries).first(count), table.depths[i / columns]);
     return {};
   });
   KDTREE_RETURN_IF_ERROR(times);
-  table.requests.resize(times->size());
-  table.draft_us = *std::move(times);
+  for (auto row = times->begin(); row != times->end(); row += static_cast<std::ptrdiff_t>(columns))
+    table.draft_us.emplace_back(row, row + static_cast<std::ptrdiff_t>(columns));
   return {};
 }
 
@@ -137,8 +144,11 @@ double CostTable::verify(int64_t row_count, double context) const {
   return near + std::max(0.0, far - near) * std::max(0.0, context - c0) / (c1 - c0);
 }
 
-double CostTable::draft(int64_t request_count) const {
-  return draft_us.empty() ? 0.0 : interpolate(requests, draft_us, static_cast<double>(request_count));
+double CostTable::draft(int64_t request_count, int64_t depth) const {
+  std::vector<double> by_depth;
+  for (const std::vector<double>& row : draft_us)
+    by_depth.push_back(interpolate(requests, row, static_cast<double>(request_count)));
+  return by_depth.empty() ? 0.0 : interpolate(depths, by_depth, static_cast<double>(depth));
 }
 
 Result<CostTable> CostTable::measure(TargetModel& target, Drafter* drafter, int64_t most_rows) {
@@ -175,7 +185,8 @@ Result<CostTable> CostTable::measure(TargetModel& target, Drafter* drafter, int6
 Status CostTable::save(const std::string& path, const std::string& key) const {
   const Json json{{"key", key},           {"rows", rows},
                   {"contexts", contexts}, {"verify_us", verify_us},
-                  {"requests", requests}, {"draft_us", draft_us}};
+                  {"requests", requests}, {"depths", depths},
+                  {"draft_us", draft_us}};
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
   if (error) {
@@ -200,6 +211,7 @@ Result<CostTable> CostTable::load(const std::string& path, const std::string& ke
     json.at("contexts").get_to(table.contexts);
     json.at("verify_us").get_to(table.verify_us);
     json.at("requests").get_to(table.requests);
+    json.at("depths").get_to(table.depths);
     json.at("draft_us").get_to(table.draft_us);
   } catch (const Json::exception& error) {
     return fail(KDTREE_INVALID_FILE, "{}: {}", path, error.what());
@@ -212,12 +224,16 @@ Result<CostTable> CostTable::load(const std::string& path, const std::string& ke
   const auto positive = [](const std::vector<double>& numbers) {
     return std::all_of(numbers.begin(), numbers.end(), [](double x) { return x > 0.0; });
   };
+  const bool draft_shaped = table.requests.empty() == table.depths.empty() &&
+                            table.draft_us.size() == table.depths.size() &&
+                            std::all_of(table.draft_us.begin(), table.draft_us.end(), [&](const auto& row) {
+                              return row.size() == table.requests.size() && positive(row);
+                            });
   const bool shaped =
       !table.rows.empty() && table.contexts.size() == 2 && table.verify_us.size() == 2 &&
       table.verify_us[0].size() == table.rows.size() && table.verify_us[1].size() == table.rows.size() &&
-      table.requests.size() == table.draft_us.size() && ascending(table.rows) && ascending(table.contexts) &&
-      ascending(table.requests) && positive(table.verify_us[0]) && positive(table.verify_us[1]) &&
-      positive(table.draft_us);
+      ascending(table.rows) && ascending(table.contexts) && ascending(table.requests) &&
+      ascending(table.depths) && positive(table.verify_us[0]) && positive(table.verify_us[1]) && draft_shaped;
   if (!shaped) return fail(KDTREE_INVALID_FILE, "{}: expected a cost for every number of rows", path);
   return table;
 }

@@ -16,12 +16,13 @@ struct CostTable {
   std::vector<int64_t> contexts;               // two, ascending
   std::vector<std::vector<double>> verify_us;  // [contexts][rows]
   std::vector<int64_t> requests;               // ascending, from 1
-  std::vector<double> draft_us;                // [requests] the drafter's pass
+  std::vector<int64_t> depths;                 // ascending: positions that may be drafted
+  std::vector<std::vector<double>> draft_us;   // [depths][requests] the drafter's pass
 
   // Microseconds of a forward pass over `row_count` rows behind prefixes of `context` tokens: between
   // measured points linear, beyond the last one in proportion.
   double verify(int64_t row_count, double context) const;
-  double draft(int64_t request_count) const;
+  double draft(int64_t request_count, int64_t depth) const;
 
   // Runs the models for a second or two: the least of a few passes a point, rows until no tree could pay.
   // Errors: those of the models.

@@ -302,37 +302,46 @@ Status Engine::draft() {
     active_[i]->drafted = true;
   }
   if (queries.empty()) return {};
+  const int64_t depth = policy_ ? policy_->draft_depth() : draft_depth(drafting);
   double seconds = 0.0;
   std::span<const float> logits;
   {
     const Stopwatch stopwatch(seconds);
-    logits = drafter_->propose(queries);
+    logits = drafter_->propose(queries, depth);
   }
   times_.draft += seconds;
   const Stopwatch stopwatch(times_.build);
-  const auto size = static_cast<size_t>(drafter_->depth() * target_.config().vocab_size);
+  const auto size = static_cast<size_t>(depth * target_.config().vocab_size);
   for (size_t q = 0; q < drafting.size(); ++q) {
-    auto tree = build(*active_[drafting[q]], logits.subspan(q * size, size));
+    auto tree = build(*active_[drafting[q]], logits.subspan(q * size, size), depth);
     if (!tree) return with_context(tree.error(), "drafter: ");
     trees_[drafting[q]] = *std::move(tree);
   }
   if (policy_) {
-    policy_->observe_draft(static_cast<int64_t>(queries.size()), seconds * 1e6, backlog);
-    const auto keep = policy_->choose(trees_, mean_context());
+    policy_->observe_draft(static_cast<int64_t>(queries.size()), depth, seconds * 1e6, backlog);
+    const auto keep = policy_->choose(trees_, mean_context(), depth);
     for (size_t i = 0; i < trees_.size(); ++i)
       trees_[i] = part_of(trees_[i], keep[i]);
   }
   return {};
 }
 
+// As many positions as the trees may be deep.
+int64_t Engine::draft_depth(std::span<const size_t> drafting) const {
+  int64_t depth = drafter_->least_depth();
+  for (const size_t i : drafting)
+    depth = std::max(depth, std::min<int64_t>(most_nodes(*active_[i]), active_[i]->room() - 1));
+  return std::min(depth, drafter_->depth());
+}
+
 int32_t Engine::most_nodes(const Sequence& sequence) const {
   return std::min(sequence.request.nodes, options_.nodes);
 }
 
-// The tree of the drafter's logits [depth, vocab]: no deeper than what may still be emitted.
-Result<DraftTree> Engine::build(const Sequence& sequence, std::span<const float> logits) {
+// The tree of the drafter's logits [drafted, vocab]: no deeper than what may still be emitted.
+Result<DraftTree> Engine::build(const Sequence& sequence, std::span<const float> logits, int64_t drafted) {
   const auto vocab = static_cast<int32_t>(target_.config().vocab_size);
-  const auto depth = static_cast<int32_t>(std::min(drafter_->depth(), sequence.room() - 1));
+  const auto depth = static_cast<int32_t>(std::min(drafted, sequence.room() - 1));
   const int32_t nodes = most_nodes(sequence);
   const int32_t k = options_.mode == DecodeMode::chain ? 1 : std::min(nodes, vocab);
   const auto count = static_cast<size_t>(depth) * static_cast<size_t>(k);

@@ -18,19 +18,19 @@ constexpr double kLaterPause = 128.0;
 // rounds.
 constexpr double kWithoutPlain = 1600.0;
 
-struct Candidate {
-  double weight;
-  size_t tree;
-  int32_t node;
-};
+}  // namespace
+
+NodePolicy::NodePolicy(CostTable costs) : costs_(std::move(costs)), depth_(costs_.depths()) {}
 
 // All trees' nodes, the most probable first. A node never comes before its parent.
-std::vector<Candidate> by_weight(std::span<const DraftTree> trees, const DraftCalibration& calibration) {
+std::vector<NodePolicy::Candidate> NodePolicy::by_weight(std::span<const DraftTree> trees) const {
   std::vector<Candidate> candidates;
   for (size_t t = 0; t < trees.size(); ++t) {
-    const std::vector<double> weights = calibration.weights(trees[t]);
-    for (int32_t node = 1; node < trees[t].size(); ++node)
-      candidates.push_back({weights[static_cast<size_t>(node)], t, node});
+    const std::vector<double> weights = calibration_.weights(trees[t]);
+    for (int32_t node = 1; node < trees[t].size(); ++node) {
+      const auto n = static_cast<size_t>(node);
+      candidates.push_back({weights[n], t, node, trees[t].depth[n]});
+    }
   }
   std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
     if (a.weight != b.weight) return a.weight > b.weight;
@@ -39,9 +39,9 @@ std::vector<Candidate> by_weight(std::span<const DraftTree> trees, const DraftCa
   return candidates;
 }
 
-}  // namespace
-
-NodePolicy::NodePolicy(CostTable costs) : costs_(std::move(costs)) {}
+int64_t NodePolicy::draft_depth() {
+  return depth_.depths()[depth_.next()];
+}
 
 bool NodePolicy::should_draft() {
   if (pause_ == 0 && without_plain_ > kWithoutPlain) pause_ = kPlainRounds;
@@ -60,37 +60,50 @@ void NodePolicy::account(double saved_rounds) {
   balance_ = 0.0;
 }
 
-std::vector<std::vector<int32_t>> NodePolicy::choose(std::span<const DraftTree> trees, double context) {
-  const std::vector<Candidate> candidates = by_weight(trees, calibration_);
+std::vector<std::vector<int32_t>> NodePolicy::choose(std::span<const DraftTree> trees, double context,
+                                                     int64_t depth) {
+  const std::vector<Candidate> candidates = by_weight(trees);
   std::vector<std::vector<int32_t>> keep(trees.size(), {0});
   if (candidates.empty()) return keep;
 
   const auto requests = static_cast<int64_t>(trees.size());
   const auto drafted =
       std::count_if(trees.begin(), trees.end(), [](const DraftTree& tree) { return tree.size() > 1; });
-  const double draft_us = costs_.draft(drafted);
-  double expected = static_cast<double>(requests);
-  double best_tokens = 0.0;
-  double best_us = 1.0;
-  size_t best = 0;
-  for (size_t n = 1; n <= candidates.size(); ++n) {
-    expected += candidates[n - 1].weight;
-    const double us = draft_us + costs_.verify(requests + static_cast<int64_t>(n), context);
-    if (expected * best_us <= best_tokens * us) continue;
-    best_tokens = expected;
-    best_us = us;
-    best = n;
+  std::vector<double> verify_us;  // of the roots and 1, 2, ... nodes
+  for (size_t n = 1; n <= candidates.size(); ++n)
+    verify_us.push_back(costs_.verify(requests + static_cast<int64_t>(n), context));
+  // Of the nodes at depths up to `most_depth`, as if no more had been drafted.
+  const auto best_within = [&](int64_t most_depth) {
+    const double draft_us = costs_.draft(drafted, most_depth);
+    Choice best;
+    size_t nodes = 0;
+    double tokens = static_cast<double>(requests);
+    for (const Candidate& candidate : candidates) {
+      if (candidate.depth > most_depth) continue;
+      tokens += candidate.weight;
+      const double us = draft_us + verify_us[nodes++];
+      if (tokens * best.us > best.tokens * us) best = {nodes, tokens, us};
+    }
+    return best;
+  };
+  const Choice best = best_within(depth);
+  std::vector<double> rates;
+  for (const int64_t less : depth_.depths()) {
+    if (less < depth) rates.push_back(best_within(less).rate());
   }
-  for (size_t n = 0; n < best; ++n)
+  rates.push_back(best.rate());
+  depth_.observe(rates);
+
+  for (size_t n = 0; n < best.nodes; ++n)
     keep[candidates[n].tree].push_back(candidates[n].node);
   for (std::vector<int32_t>& nodes : keep)
     std::sort(nodes.begin(), nodes.end());
 
   const double plain_us = costs_.verify(requests, context);
-  explanation_ = fmt::format("{} nodes: {:.2f} tokens in {:.0f} us (plain: {} in {:.0f} us)", best,
-                             best_tokens, best_us, requests, plain_us);
-  without_plain_ += best_us / plain_us;
-  account(best_tokens / static_cast<double>(requests) - (best_us + backlog_us_) / plain_us);
+  explanation_ = fmt::format("{} nodes of {} positions: {:.2f} tokens in {:.0f} us (plain: {} in {:.0f} us)",
+                             best.nodes, depth, best.tokens, best.us, requests, plain_us);
+  without_plain_ += best.us / plain_us;
+  account(best.tokens / static_cast<double>(requests) - (best.us + backlog_us_) / plain_us);
   return keep;
 }
 
@@ -98,9 +111,9 @@ void NodePolicy::observe_acceptance(const DraftTree& tree, std::span<const int32
   if (tree.size() > 1) calibration_.observe(tree, path);
 }
 
-void NodePolicy::observe_draft(int64_t requests, double microseconds, bool backlog) {
-  backlog_us_ = backlog ? std::max(0.0, microseconds - costs_.draft(requests)) : 0.0;
-  if (!backlog) costs_.observe_draft(requests, microseconds);
+void NodePolicy::observe_draft(int64_t requests, int64_t depth, double microseconds, bool backlog) {
+  backlog_us_ = backlog ? std::max(0.0, microseconds - costs_.draft(requests, depth)) : 0.0;
+  if (!backlog) costs_.observe_draft(requests, depth, microseconds);
 }
 
 void NodePolicy::observe_verify(int64_t rows, double context, double microseconds) {

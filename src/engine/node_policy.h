@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/draft_calibration.h"
+#include "engine/draft_depth.h"
 #include "engine/round_costs.h"
 #include "tree/draft_tree.h"
 
@@ -22,16 +23,20 @@ class NodePolicy {
   // that their cost is known.
   bool should_draft();
 
+  // Positions to draft in this round: one of the cost table's depths.
+  int64_t draft_depth();
+
   // The nodes to verify of each tree, ascending, the root and all ancestors among them. Never only roots
   // where there is a choice: what was drafted is paid for, and only what is verified teaches something.
-  // `context` is the mean prefix length.
-  std::vector<std::vector<int32_t>> choose(std::span<const DraftTree> trees, double context);
+  // `context` is the mean prefix length, `depth` what was drafted.
+  std::vector<std::vector<int32_t>> choose(std::span<const DraftTree> trees, double context,
+                                           int64_t depth);
 
   // What a round turned out to be. `tree` is what was verified, `path` the accepted nodes, root first.
   void observe_acceptance(const DraftTree& tree, std::span<const int32_t> path);
   // `backlog`: requests did not draft in the last round, so that the drafter had more than a round's tokens
   // to take in. Before choose().
-  void observe_draft(int64_t requests, double microseconds, bool backlog);
+  void observe_draft(int64_t requests, int64_t depth, double microseconds, bool backlog);
   void observe_verify(int64_t rows, double context, double microseconds);
 
   // The last choice, for people: "12 nodes: 3.41 tokens in 2310 us (plain: 1 in 1100 us)".
@@ -40,10 +45,24 @@ class NodePolicy {
  private:
   static constexpr int64_t kPlainRounds = 16;  // that come in any case
 
+  struct Choice {
+    size_t nodes = 0;  // besides the roots
+    double tokens = 0.0;
+    double us = 1.0;
+    double rate() const { return tokens / us; }
+  };
+  struct Candidate {
+    double weight;
+    size_t tree;
+    int32_t node;
+    int32_t depth;
+  };
+  std::vector<Candidate> by_weight(std::span<const DraftTree> trees) const;
   void account(double saved_rounds);
 
   RoundCosts costs_;
   DraftCalibration calibration_;
+  DraftDepth depth_;
   double balance_ = 0.0;          // what drafting has saved of late, in plain rounds
   int64_t pause_ = kPlainRounds;  // plain rounds before the next look
   double without_plain_ = 0.0;    // time since the last plain round, in plain rounds

@@ -17,34 +17,37 @@ constexpr double kErrorWalk = 5e-5;
 // Deviations of a surprise that are believed: a round that lost its processor says nothing.
 constexpr double kMostDeviations = 3.0;
 
+// The entry that stands for `value`, of `entries` (ascending).
+size_t entry(const std::vector<int64_t>& entries, int64_t value) {
+  const auto at = std::lower_bound(entries.begin(), entries.end(), value) - entries.begin();
+  return std::min(static_cast<size_t>(at), entries.size() - 1);
+}
+
 }  // namespace
 
 RoundCosts::RoundCosts(CostTable table)
     : table_(std::move(table)),
       speed_{0.0, kSpeed},
       verify_errors_(table_.rows.size(), {0.0, kError}),
-      draft_error_{0.0, kError} {}
-
-size_t RoundCosts::entry(int64_t rows) const {
-  const auto at = std::lower_bound(table_.rows.begin(), table_.rows.end(), rows) - table_.rows.begin();
-  return std::min(static_cast<size_t>(at), verify_errors_.size() - 1);
-}
+      draft_errors_(table_.depths.size(), {0.0, kError}) {}
 
 double RoundCosts::verify(int64_t rows, double context) const {
-  return table_.verify(rows, context) * std::exp(speed_.value + verify_errors_[entry(rows)].value);
+  return table_.verify(rows, context) * std::exp(speed_.value + verify_errors_[entry(table_.rows, rows)].value);
 }
 
-double RoundCosts::draft(int64_t requests) const {
-  return table_.draft(requests) * std::exp(speed_.value + draft_error_.value);
+double RoundCosts::draft(int64_t requests, int64_t depth) const {
+  if (draft_errors_.empty()) return 0.0;
+  return table_.draft(requests, depth) *
+         std::exp(speed_.value + draft_errors_[entry(table_.depths, depth)].value);
 }
 
 void RoundCosts::observe_verify(int64_t rows, double context, double microseconds) {
-  observe(verify_errors_[entry(rows)], microseconds / table_.verify(rows, context));
+  observe(verify_errors_[entry(table_.rows, rows)], microseconds / table_.verify(rows, context));
 }
 
-void RoundCosts::observe_draft(int64_t requests, double microseconds) {
-  const double expected = table_.draft(requests);
-  if (expected > 0.0) observe(draft_error_, microseconds / expected);
+void RoundCosts::observe_draft(int64_t requests, int64_t depth, double microseconds) {
+  if (draft_errors_.empty()) return;
+  observe(draft_errors_[entry(table_.depths, depth)], microseconds / table_.draft(requests, depth));
 }
 
 void RoundCosts::observe(Estimate& error, double ratio) {
@@ -57,9 +60,10 @@ void RoundCosts::observe(Estimate& error, double ratio) {
     estimate->variance *= 1.0 - gain;
   }
   speed_.variance += kSpeedWalk;
-  draft_error_.variance = std::min(draft_error_.variance + kErrorWalk, kError);
-  for (Estimate& each : verify_errors_)
-    each.variance = std::min(each.variance + kErrorWalk, kError);
+  for (std::vector<Estimate>* errors : {&verify_errors_, &draft_errors_}) {
+    for (Estimate& each : *errors)
+      each.variance = std::min(each.variance + kErrorWalk, kError);
+  }
 }
 
 }  // namespace kdtree

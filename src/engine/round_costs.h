@@ -15,26 +15,26 @@ class RoundCosts {
  public:
   explicit RoundCosts(CostTable table);
 
+  const std::vector<int64_t>& depths() const { return table_.depths; }
+
   // Microseconds, as those of CostTable.
   double verify(int64_t rows, double context) const;
-  double draft(int64_t requests) const;
+  double draft(int64_t requests, int64_t depth) const;
 
   void observe_verify(int64_t rows, double context, double microseconds);
-  void observe_draft(int64_t requests, double microseconds);
+  void observe_draft(int64_t requests, int64_t depth, double microseconds);
 
  private:
   struct Estimate {
     double value;
     double variance;
   };
-  // The entry that stands for `rows`.
-  size_t entry(int64_t rows) const;
   void observe(Estimate& error, double ratio);
 
   CostTable table_;
   Estimate speed_;
   std::vector<Estimate> verify_errors_;  // [rows of the table]
-  Estimate draft_error_;
+  std::vector<Estimate> draft_errors_;   // [depths of the table]
 };
 
 }  // namespace kdtree

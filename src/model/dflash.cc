@@ -107,6 +107,10 @@ Result<DFlashConfig> read_dflash_config(const std::string& folder, const ModelCo
     *to = *value;
   }
   c.mask_token = static_cast<int32_t>(mask_token);
+  const auto min_block =
+      holder_of("min_block_size", *dflash, *config).integer("min_block_size", 2, c.block_size, c.block_size);
+  KDTREE_RETURN_IF_ERROR(min_block);
+  c.min_block_size = *min_block;
   const auto kv_heads = config->integer("num_key_value_heads", 1, c.heads, c.heads);
   KDTREE_RETURN_IF_ERROR(kv_heads);
   c.kv_heads = *kv_heads;
@@ -353,29 +357,30 @@ void DFlashDrafter::norm_and_rotate(const std::vector<float>& norm, int64_t head
   }
 }
 
-std::span<const float> DFlashDrafter::propose(std::span<const DraftQuery> queries) {
+std::span<const float> DFlashDrafter::propose(std::span<const DraftQuery> queries, int64_t depth) {
+  block_size_ = depth + 1;
   return with_team([&] { return run(queries); });
 }
 
 std::span<const float> DFlashDrafter::run(std::span<const DraftQuery> queries) {
   const DFlashConfig& c = config_;
-  const int64_t rows = static_cast<int64_t>(queries.size()) * c.block_size;
+  const int64_t rows = static_cast<int64_t>(queries.size()) * block_size_;
   std::vector<Block> blocks;
   std::vector<int32_t> tokens;
   for (const DraftQuery& query : queries) {
     auto& cache = static_cast<Cache&>(*query.state);
     compute_pending(cache);
-    cache.reserve(cache.length + c.block_size);
+    cache.reserve(cache.length + block_size_);
     blocks.push_back({&cache, static_cast<int64_t>(tokens.size())});
     tokens.push_back(query.root_token);
-    tokens.resize(tokens.size() + static_cast<size_t>(c.block_size) - 1, c.mask_token);
+    tokens.resize(tokens.size() + static_cast<size_t>(block_size_) - 1, c.mask_token);
   }
   for (std::vector<float>* memory : {&hidden_, &normed_, &update_})
     memory->resize(static_cast<size_t>(rows * c.hidden_size));
   target_.embed(tokens, hidden_.data());
   prepare_angles(rows);
   parallel_rows(rows, c.head_dim, [&](int64_t r) {
-    angles(blocks[static_cast<size_t>(r / c.block_size)].cache->length + r % c.block_size, r);
+    angles(blocks[static_cast<size_t>(r / block_size_)].cache->length + r % block_size_, r);
   });
   for (int64_t i = 0; i < c.layers; ++i) {
     const Layer& layer = layers_[static_cast<size_t>(i)];
@@ -387,7 +392,7 @@ std::span<const float> DFlashDrafter::run(std::span<const DraftQuery> queries) {
   // The first row of each block is the last token's own: it proposes nothing.
   int64_t proposed = 0;
   for (int64_t r = 0; r < rows; ++r) {
-    if (r % c.block_size == 0) continue;
+    if (r % block_size_ == 0) continue;
     best_ops_target().rms_norm(hidden_.data() + r * c.hidden_size, norm_.data(), c.norm_eps, c.hidden_size,
                                normed_.data() + proposed * c.hidden_size);
     ++proposed;
@@ -400,7 +405,7 @@ std::span<const float> DFlashDrafter::run(std::span<const DraftQuery> queries) {
 void DFlashDrafter::attention(int64_t index, std::span<const Block> blocks) {
   const DFlashConfig& c = config_;
   const Layer& layer = layers_[static_cast<size_t>(index)];
-  const int64_t rows = static_cast<int64_t>(blocks.size()) * c.block_size;
+  const int64_t rows = static_cast<int64_t>(blocks.size()) * block_size_;
   const int64_t q_width = c.heads * c.head_dim;
   const int64_t kv_width = c.kv_heads * c.head_dim;
   norm_rows(layer.attention_norm, rows, hidden_.data(), normed_.data());
@@ -419,8 +424,8 @@ void DFlashDrafter::attention(int64_t index, std::span<const Block> blocks) {
     norm_and_rotate(layer.q_norm, c.heads, r, q);
     std::transform(q, q + q_width, q, [scale](float x) { return x * scale; });
     norm_and_rotate(layer.k_norm, c.kv_heads, r, k_.data() + r * kv_width);
-    Cache& cache = *blocks[static_cast<size_t>(r / c.block_size)].cache;
-    cache.write(index, cache.length + r % c.block_size, k_.data() + r * kv_width, v_.data() + r * kv_width);
+    Cache& cache = *blocks[static_cast<size_t>(r / block_size_)].cache;
+    cache.write(index, cache.length + r % block_size_, k_.data() + r * kv_width, v_.data() + r * kv_width);
   });
   attend(index, blocks);
   const LinearTask out[] = {
@@ -437,16 +442,16 @@ void DFlashDrafter::attend(int64_t index, std::span<const Block> blocks) {
   int64_t size = 0;
   for (const Block& block : blocks) {
     first.push_back(size);
-    size += c.heads * c.block_size * (block.cache->length + c.block_size);
+    size += c.heads * block_size_ * (block.cache->length + block_size_);
   }
   scores_.resize(static_cast<size_t>(size));
   // task(block, head, key head, scores, positions) for every head of every block.
   const auto run = [&](const auto& task) {
     tasks_.clear();
     for (size_t b = 0; b < blocks.size(); ++b) {
-      const int64_t positions = blocks[b].cache->length + c.block_size;
+      const int64_t positions = blocks[b].cache->length + block_size_;
       for (int64_t h = 0; h < c.heads; ++h) {
-        float* scores = scores_.data() + first[b] + h * c.block_size * positions;
+        float* scores = scores_.data() + first[b] + h * block_size_ * positions;
         tasks_.push_back(task(blocks[b], h, h / (c.heads / c.kv_heads), scores, positions));
       }
     }
@@ -454,18 +459,18 @@ void DFlashDrafter::attend(int64_t index, std::span<const Block> blocks) {
   };
   run([&](const Block& block, int64_t head, int64_t kv_head, float* scores, int64_t positions) {
     const float* q = q_.data() + block.row * q_width + head * c.head_dim;
-    return LinearTask{q,      q_width,  c.block_size, block.cache->keys(index, kv_head, positions),
+    return LinearTask{q,      q_width,  block_size_, block.cache->keys(index, kv_head, positions),
                       scores, positions};
   });
   for (size_t b = 0; b < blocks.size(); ++b) {
-    const int64_t positions = blocks[b].cache->length + c.block_size;
-    parallel_rows(c.heads * c.block_size, positions, [&](int64_t row) {
+    const int64_t positions = blocks[b].cache->length + block_size_;
+    parallel_rows(c.heads * block_size_, positions, [&](int64_t row) {
       best_ops_target().softmax(scores_.data() + first[b] + row * positions, positions);
     });
   }
   run([&](const Block& block, int64_t head, int64_t kv_head, float* scores, int64_t positions) {
     float* out = attended_.data() + block.row * q_width + head * c.head_dim;
-    return LinearTask{scores, positions, c.block_size, block.cache->values(index, kv_head, positions),
+    return LinearTask{scores, positions, block_size_, block.cache->values(index, kv_head, positions),
                       out,    q_width};
   });
 }

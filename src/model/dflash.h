@@ -23,6 +23,7 @@ struct DFlashConfig {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t block_size = 0;  // the last token and the masks: one more than the positions proposed
+  int64_t min_block_size = 0;  // that it was trained for; block_size where the configuration names none
   int32_t mask_token = 0;
   float norm_eps = 0.0f;
   std::vector<int64_t> target_layers;
@@ -44,11 +45,12 @@ class DFlashDrafter : public Drafter {
   int64_t weight_bytes() const { return weights_.bytes(); }  // of the files
 
   int64_t depth() const override { return config_.block_size - 1; }
+  int64_t least_depth() const override { return config_.min_block_size - 1; }
   std::vector<int64_t> feature_layers() const override { return config_.target_layers; }
   std::unique_ptr<DraftState> start() const override;
   std::unique_ptr<DraftState> fork(DraftState& state, int64_t length) override;
   void extend(DraftState& state, std::span<const int32_t> tokens, std::span<const float> features) override;
-  std::span<const float> propose(std::span<const DraftQuery> queries) override;
+  std::span<const float> propose(std::span<const DraftQuery> queries, int64_t depth) override;
 
  private:
   struct Layer {
@@ -82,6 +84,8 @@ class DFlashDrafter : public Drafter {
   std::vector<float> hidden_norm_;
   std::vector<float> norm_;
   std::vector<Layer> layers_;
+
+  int64_t block_size_ = 0;  // of the proposal at work
 
   // Memory kept from call to call.
   std::vector<float> hidden_, normed_, update_, q_, k_, v_, attended_, scores_, context_, logits_;

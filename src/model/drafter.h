@@ -25,8 +25,10 @@ class Drafter {
  public:
   virtual ~Drafter() = default;
 
-  // Positions that are proposed, >= 1.
+  // Most positions that it proposes, >= 1.
   virtual int64_t depth() const = 0;
+  // Fewest that it was made for, >= 1: fewer cost less.
+  virtual int64_t least_depth() const { return depth(); }
   // The target's layers whose outputs it is told, for TargetModel::set_feature_layers.
   virtual std::vector<int64_t> feature_layers() const = 0;
 
@@ -36,8 +38,9 @@ class Drafter {
   // Tokens that the target has committed, and its features of each [tokens, feature layers * hidden].
   virtual void extend(DraftState& state, std::span<const int32_t> tokens,
                       std::span<const float> features) = 0;
-  // Logits [queries, depth, vocab] of the tokens behind each root, until the next call.
-  virtual std::span<const float> propose(std::span<const DraftQuery> queries) = 0;
+  // Logits [queries, depth, vocab] of the tokens behind each root, until the next call. `depth` is one of
+  // least_depth() ... depth().
+  virtual std::span<const float> propose(std::span<const DraftQuery> queries, int64_t depth) = 0;
 };
 
 }  // namespace kdtree

@@ -124,10 +124,11 @@ TEST(Lossless, WithNodesChosenRoundByRoundToo) {
     costs.rows = {1, 16, 256};
     costs.contexts = {16, 64};
     costs.requests = {1, 4};
+    costs.depths = {7};
     // One where trees pay, one where they hardly ever do.
     for (const double draft : {10.0, 400.0}) {
       costs.verify_us = {{100, 200, 2000}, {100, 200, 2000}};
-      costs.draft_us = {draft, 2 * draft};
+      costs.draft_us = {{draft, 2 * draft}};
       for (const int64_t batch : {1, 4}) {
         const auto drafted = generate(
             target, &drafter, {.mode = DecodeMode::tree, .nodes = 64, .batch = batch, .kv_dtype = dtype},

@@ -23,7 +23,8 @@ CostTable table(double verify_base, double per_row, double draft) {
     costs.verify_us[1].push_back(verify_base + 2 * per_row * static_cast<double>(rows));
   }
   costs.requests = {1, 4};
-  costs.draft_us = {draft, 2 * draft};
+  costs.depths = {7};
+  costs.draft_us = {{draft, 2 * draft}};
   return costs;
 }
 
@@ -63,8 +64,8 @@ TEST(CostTable, InterpolatesBetweenWhatWasMeasured) {
   EXPECT_DOUBLE_EQ(costs.verify(8, 544), 180 + 40);
   EXPECT_DOUBLE_EQ(costs.verify(8, 2 * 1024 - 64), 180 + 160);
   EXPECT_DOUBLE_EQ(costs.verify(512, 64), 2 * (100 + 2560)) << "beyond the table in proportion";
-  EXPECT_DOUBLE_EQ(costs.draft(1), 50);
-  EXPECT_DOUBLE_EQ(costs.draft(2), 50 + 50.0 / 3);
+  EXPECT_DOUBLE_EQ(costs.draft(1, 7), 50);
+  EXPECT_DOUBLE_EQ(costs.draft(2, 7), 50 + 50.0 / 3);
 }
 
 TEST(CostTable, SurvivesAFileAndRefusesOthers) {
@@ -79,10 +80,42 @@ TEST(CostTable, SurvivesAFileAndRefusesOthers) {
   for (
       const char* text :
       {"", "{", "[]", R"({"key": "this model"})",
-       R"({"key": "this model", "rows": [], "contexts": [1, 2], "verify_us": [[], []], "requests": [], "draft_us": []})"}) {
+       R"({"key": "this model", "rows": [], "contexts": [1, 2], "verify_us": [[], []], "requests": [], "depths": [], "draft_us": []})"}) {
     std::ofstream(path) << text;
     EXPECT_FALSE(CostTable::load(path, "this model")) << text;
   }
+}
+
+TEST(CostTable, InterpolatesDepths) {
+  CostTable costs = table(100, 10, 50);
+  costs.depths = {3, 7};
+  costs.draft_us = {{50, 100}, {90, 180}};
+  EXPECT_DOUBLE_EQ(costs.draft(1, 3), 50);
+  EXPECT_DOUBLE_EQ(costs.draft(1, 5), 70);
+  EXPECT_DOUBLE_EQ(costs.draft(4, 7), 180);
+  EXPECT_DOUBLE_EQ(costs.draft(8, 14), 4 * 180) << "beyond the table in proportion";
+}
+
+// What a step brings is known where it was taken: then the depth is the best one, looks aside.
+TEST(DraftDepth, ClimbsToTheBestDepthAndFollowsIt) {
+  DraftDepth depth({3, 5, 7, 15});
+  std::vector<double> rates = {1.0, 1.2, 1.1, 0.9};
+  std::vector<int> drafted(4);
+  const auto rounds = [&] {
+    for (int round = 0; round < 320; ++round) {
+      const size_t at = depth.next();
+      ++drafted[at];
+      depth.observe(std::span(rates).first(at + 1));
+    }
+    return std::exchange(drafted, std::vector<int>(4));
+  };
+  EXPECT_EQ(rounds(), (std::vector{0, 280, 39, 1})) << "the first one drafts all";
+  rates = {1.2, 1.1, 1.0, 0.9};
+  rounds();
+  EXPECT_EQ(rounds(), (std::vector{280, 40, 0, 0}));
+  rates = {1.0, 1.1, 1.2, 1.3};
+  rounds();
+  EXPECT_EQ(rounds(), (std::vector{0, 0, 0, 320}));
 }
 
 // Every number of nodes tried: the choice is the best of (1 + weights) / (draft + verify).
@@ -97,13 +130,13 @@ TEST(NodePolicy, ChoosesTheBestRate) {
       double expected = 1.0;
       for (int64_t n = 1; n < trees[0].size(); ++n) {
         expected += std::exp(trees[0].log_weight[static_cast<size_t>(n)]);
-        const double rate = expected / (costs.draft(1) + costs.verify(n + 1, 200));
+        const double rate = expected / (costs.draft(1, 7) + costs.verify(n + 1, 200));
         if (rate > best_rate) {
           best_rate = rate;
           best = static_cast<size_t>(n);
         }
       }
-      EXPECT_EQ(policy.choose(trees, 200)[0].size(), best + 1) << per_row;
+      EXPECT_EQ(policy.choose(trees, 200, 7)[0].size(), best + 1) << per_row;
     }
   }
 }
@@ -115,7 +148,7 @@ TEST(NodePolicy, GivesTheNodesOfABatchToTheTreesThatNeedThem) {
   for (size_t n = 1; n < unsure.log_weight.size(); ++n)
     unsure.log_weight[n] -= 4.0;
   const DraftTree trees[] = {sure, unsure};
-  const auto keep = policy.choose(trees, 100);
+  const auto keep = policy.choose(trees, 100, 7);
   EXPECT_GT(keep[0].size(), 3u);
   EXPECT_LT(keep[1].size(), keep[0].size() / 2);
 }
@@ -128,7 +161,7 @@ TEST(NodePolicy, KeepsNodesWithTheirAncestors) {
     policy.observe_acceptance(tree, likeliest_path(tree, 2));
   }
   const DraftTree trees[] = {random_tree(300, 256)};
-  const auto keep = policy.choose(trees, 64)[0];
+  const auto keep = policy.choose(trees, 64, 7)[0];
   ASSERT_FALSE(keep.empty());
   EXPECT_EQ(keep[0], 0);
   for (size_t i = 1; i < keep.size(); ++i) {
@@ -155,7 +188,7 @@ TEST(NodePolicy, StopsDraftingWhereItDoesNotPayAndLooksAgainForAHundredth) {
         ++plain_rounds;
         continue;
       }
-      const auto keep = policy.choose(trees, 100)[0];
+      const auto keep = policy.choose(trees, 100, 7)[0];
       ASSERT_GE(keep.size(), 2u) << "what is not verified teaches nothing";
       double tokens = 1.0;
       for (size_t n = 1; n < keep.size(); ++n)
@@ -180,8 +213,8 @@ TEST(NodePolicy, CountsTheBacklogAsPartOfALook) {
   for (int round = 0; round < 2500; ++round) {
     if (!policy.should_draft()) continue;
     ++drafted;
-    policy.observe_draft(1, 100 + 40 * costs.verify(1, 100), true);
-    policy.choose(trees, 100);
+    policy.observe_draft(1, 7, 100 + 40 * costs.verify(1, 100), true);
+    policy.choose(trees, 100, 7);
   }
   EXPECT_EQ(drafted, 1) << "it cost forty plain rounds";
 }
@@ -195,7 +228,7 @@ TEST(NodePolicy, ForgetsABadDrafter) {
       if (!policy.should_draft()) continue;
       ++drafted;
       const DraftTree trees[] = {random_tree(static_cast<uint64_t>(i), 64)};
-      const DraftTree part = part_of(trees[0], policy.choose(trees, 100)[0]);
+      const DraftTree part = part_of(trees[0], policy.choose(trees, 100, 7)[0]);
       policy.observe_acceptance(part, likeliest_path(part, right ? part.parent.size() : 1));
     }
     return drafted;
@@ -217,20 +250,20 @@ TEST(NodePolicy, LearnsHowMuchTheDrafterIsToBeBelieved) {
     wary.observe_acceptance(tree, likeliest_path(tree, 1));
     trusting.observe_acceptance(tree, likeliest_path(tree, 8));
   }
-  EXPECT_LE(wary.choose(trees, 100)[0].size(), 2u);
-  EXPECT_GT(trusting.choose(trees, 100)[0].size(), fresh.choose(trees, 100)[0].size());
+  EXPECT_LE(wary.choose(trees, 100, 7)[0].size(), 2u);
+  EXPECT_GT(trusting.choose(trees, 100, 7)[0].size(), fresh.choose(trees, 100, 7)[0].size());
 }
 
 TEST(NodePolicy, BelievesMeasuredTimesOverTheTable) {
   const DraftTree trees[] = {random_tree(6, 64)};
   NodePolicy policy(table(300, 10, 100));
-  ASSERT_GT(policy.choose(trees, 64)[0].size(), 9u);
+  ASSERT_GT(policy.choose(trees, 64, 7)[0].size(), 9u);
   // Passes of more than 8 rows turn out three times as slow.
   for (int i = 0; i < 100; ++i) {
     for (const int64_t rows : {1, 2, 4, 8, 16, 32, 64, 128})
       policy.observe_verify(rows, 64, (rows > 8 ? 3 : 1) * (300 + 10 * static_cast<double>(rows)));
   }
-  EXPECT_LE(policy.choose(trees, 64)[0].size(), 8u);
+  EXPECT_LE(policy.choose(trees, 64, 7)[0].size(), 8u);
 }
 
 // The machine slows down while decoding is plain: what trees would take is known to have grown as well.
@@ -242,16 +275,16 @@ TEST(RoundCosts, TellsTheMachinesSpeedFromAnEntrysError) {
   for (int i = 0; i < 200; ++i) {
     learnt.observe_verify(1, 64, noise() * 310);
     learnt.observe_verify(16, 64, noise() * 2 * 460);  // an error of this entry alone
-    learnt.observe_draft(1, noise() * 100);
+    learnt.observe_draft(1, 7, noise() * 100);
   }
   EXPECT_NEAR(learnt.verify(1, 64), 310, 0.1 * 310);
   EXPECT_NEAR(learnt.verify(16, 64), 2 * 460, 0.1 * 2 * 460);
-  EXPECT_NEAR(learnt.draft(1), 100, 0.1 * 100);
+  EXPECT_NEAR(learnt.draft(1, 7), 100, 0.1 * 100);
   for (int i = 0; i < 200; ++i)
     learnt.observe_verify(1, 64, noise() * 1.7 * 310);
   EXPECT_NEAR(learnt.verify(1, 64), 1.7 * 310, 0.1 * 1.7 * 310);
   EXPECT_NEAR(learnt.verify(16, 64), 1.7 * 2 * 460, 0.15 * 1.7 * 2 * 460);
-  EXPECT_NEAR(learnt.draft(1), 1.7 * 100, 0.15 * 1.7 * 100);
+  EXPECT_NEAR(learnt.draft(1, 7), 1.7 * 100, 0.15 * 1.7 * 100);
   const double before = learnt.verify(1, 64);
   learnt.observe_verify(1, 64, 1e7);  // the processor was elsewhere
   EXPECT_LT(learnt.verify(1, 64), 1.2 * before);
@@ -289,12 +322,12 @@ class Text {
  public:
   explicit Text(uint64_t seed) : random_(seed) {}
 
-  DraftTree draft() {
+  DraftTree draft(int64_t depth) {
     if (random_.uniform() < 0.05) easy_ = random_.uniform() < 0.5;
     std::vector<int32_t> tokens;
     std::vector<float> log_probs;
-    for (int d = 0; d < 15; ++d) {
-      const double first = (easy_ ? 0.9 : 0.5) * (0.8 + 0.2 * random_.uniform()) * std::pow(0.97, d);
+    for (int64_t d = 0; d < depth; ++d) {
+      const double first = (easy_ ? 0.9 : 0.5) * (0.8 + 0.2 * random_.uniform()) * std::pow(0.97, static_cast<double>(d));
       double left = 1.0 - first;
       for (int32_t k = 0; k < 16; ++k) {
         tokens.push_back(k);
@@ -302,7 +335,7 @@ class Text {
         if (k > 0) left *= 1.0 - std::min(first, 0.5);
       }
     }
-    return *build_best_first({tokens.data(), log_probs.data(), 15, 16}, 0, 64);
+    return *build_best_first({tokens.data(), log_probs.data(), static_cast<int32_t>(depth), 16}, 0, 64);
   }
 
   // What the target takes of a part of such a tree.
@@ -332,22 +365,24 @@ class Text {
   bool easy_ = false;
 };
 
-// Microseconds a token of 5,000 rounds. `nodes`: verified a round, 0 is plain; or as the policy chooses.
-double time_per_token(const CostTable& costs, size_t nodes, NodePolicy* policy) {
+// Microseconds a token of 5,000 rounds. `depth`: positions drafted a round, `nodes`: verified, 0 is plain; or both as
+// the policy chooses.
+double time_per_token(const CostTable& costs, int64_t depth, size_t nodes, NodePolicy* policy) {
   Text text(7);
   Random random(8);
   const auto noise = [&] { return 0.9 + 0.2 * random.uniform(); };
   double us = 0.0;
   size_t tokens = 0;
   for (int round = 0; round < 5000; ++round) {
-    const DraftTree trees[] = {text.draft()};
-    std::vector<int32_t> keep = {0};
     const bool drafts = policy != nullptr ? policy->should_draft() : nodes > 0;
+    if (drafts && policy != nullptr) depth = policy->draft_depth();
+    const DraftTree trees[] = {text.draft(depth)};
+    std::vector<int32_t> keep = {0};
     if (drafts) {
-      us += costs.draft(1);
+      us += costs.draft(1, depth);
       if (policy != nullptr) {
-        policy->observe_draft(1, noise() * costs.draft(1), false);
-        keep = policy->choose(trees, 100)[0];
+        policy->observe_draft(1, depth, noise() * costs.draft(1, depth), false);
+        keep = policy->choose(trees, 100, depth)[0];
       } else {
         for (size_t n = 1; n <= std::min(nodes, trees[0].parent.size() - 1); ++n)
           keep.push_back(static_cast<int32_t>(n));
@@ -369,10 +404,14 @@ double time_per_token(const CostTable& costs, size_t nodes, NodePolicy* policy) 
 // and 1.5 as fast as the machine.
 TEST(NodePolicy, IsAsFastAsTheBestFixedNumberOfNodes) {
   for (const double per_row : {5.0, 60.0, 400.0}) {
-    const CostTable costs = table(300, per_row, 400);
-    double best = time_per_token(costs, 0, nullptr);
-    for (const size_t nodes : {2, 4, 8, 16, 32, 64})
-      best = std::min(best, time_per_token(costs, nodes, nullptr));
+    CostTable costs = table(300, per_row, 400);
+    costs.depths = {3, 7, 15};
+    costs.draft_us = {{160, 320}, {240, 480}, {400, 800}};
+    double best = time_per_token(costs, 15, 0, nullptr);
+    for (const int64_t depth : costs.depths) {
+      for (const size_t nodes : {2, 4, 8, 16, 32, 64})
+        best = std::min(best, time_per_token(costs, depth, nodes, nullptr));
+    }
     Random random(5);
     for (const double error : {0.0, 0.15}) {
       CostTable wrong = costs;
@@ -381,7 +420,7 @@ TEST(NodePolicy, IsAsFastAsTheBestFixedNumberOfNodes) {
           us *= error == 0.0 ? 1.0 : (1.0 - error + 2.0 * error * random.uniform()) / 1.5;
       }
       NodePolicy policy(wrong);
-      EXPECT_LT(time_per_token(costs, 0, &policy), best / 0.97) << per_row << " us a row, error " << error;
+      EXPECT_LT(time_per_token(costs, 15, 0, &policy), best / 0.97) << per_row << " us a row, error " << error;
     }
   }
 }

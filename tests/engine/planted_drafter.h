@@ -32,7 +32,7 @@ class PlantedDrafter : public Drafter {
     auto& own = static_cast<State&>(state).tokens;
     own.insert(own.end(), tokens.begin(), tokens.end());
   }
-  std::span<const float> propose(std::span<const DraftQuery> queries) override {
+  std::span<const float> propose(std::span<const DraftQuery> queries, int64_t depth) override {
     logits_.clear();
     for (const DraftQuery& query : queries) {
       std::vector<int32_t> seen = static_cast<State*>(query.state)->tokens;
@@ -40,7 +40,7 @@ class PlantedDrafter : public Drafter {
       const auto known = std::find_if(truth_.begin(), truth_.end(), [&](const auto& sequence) {
         return sequence.size() >= seen.size() && std::equal(seen.begin(), seen.end(), sequence.begin());
       });
-      for (int64_t d = 0; d < depth_; ++d) {
+      for (int64_t d = 0; d < depth; ++d) {
         const size_t position = seen.size() + static_cast<size_t>(d);
         const bool has = known != truth_.end() && position < known->size();
         add_row(has ? (*known)[position] : -1, position);

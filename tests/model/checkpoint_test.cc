@@ -247,6 +247,8 @@ TEST(DflashCheckpoint, MismatchesWithTheTargetNameTheKey) {
        "mask_token_id is 96, expected an integer in 0 .. 95"},
       {"dflash", [](Json& c) { c["dflash_config"]["block_size"] = 1; }, KDTREE_INVALID_FILE,
        "block_size is 1"},
+      {"dflash", [](Json& c) { c["dflash_config"]["min_block_size"] = 9; }, KDTREE_INVALID_FILE,
+       "min_block_size is 9, expected an integer in 2 .. 8"},
       {"dflash", [](Json& c) { c["dflash_config"]["projector_type"] = "domino"; }, KDTREE_UNSUPPORTED,
        "projector_type is \"domino\", expected no such key"},
       {"dflash",

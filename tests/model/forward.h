@@ -52,7 +52,8 @@ inline Result<Tensor> teacher_forced_logits(TargetModel& model, std::span<const 
 }
 
 // What `drafter` proposes behind the last token, which the target has not seen: [depth, vocab].
-inline Result<Tensor> draft_logits(TargetModel& model, Drafter& drafter, std::span<const int32_t> tokens) {
+inline Result<Tensor> draft_logits(TargetModel& model, Drafter& drafter, std::span<const int32_t> tokens,
+                                   int64_t depth) {
   model.set_feature_layers(drafter.feature_layers());
   const auto count = static_cast<int64_t>(tokens.size()) - 1;
   auto pool = KvPool::create(model.config().layers, count + 1, model.config().kv_width(), DType::f32);
@@ -68,10 +69,15 @@ inline Result<Tensor> draft_logits(TargetModel& model, Drafter& drafter, std::sp
     drafter.extend(*state, tokens.first(static_cast<size_t>(count)), out->features);
   }
   const DraftQuery query[] = {{state.get(), tokens.back()}};
-  const auto logits = drafter.propose(query);
-  Tensor out(DType::f32, {drafter.depth(), model.config().vocab_size});
+  const auto logits = drafter.propose(query, depth);
+  Tensor out(DType::f32, {depth, model.config().vocab_size});
   std::copy(logits.begin(), logits.end(), out.as<float>().begin());
   return out;
+}
+
+// At its most.
+inline Result<Tensor> draft_logits(TargetModel& model, Drafter& drafter, std::span<const int32_t> tokens) {
+  return draft_logits(model, drafter, tokens, drafter.depth());
 }
 
 }  // namespace kdtree

@@ -93,6 +93,28 @@ TEST(Dflash, ScalesItsRotationAsTheReference) {
   }
 }
 
+// A drafter that was trained for blocks of several sizes: fewer positions are what a drafter of that block size proposes.
+TEST(Dflash, ProposesFewerPositionsWhereItWasTrainedTo) {
+  TargetModel model = load("q_lora");
+  const Tensor tokens = golden_tensor("dflash", "tokens");
+  const CheckpointCopy any("dflash");
+  any.edit("config.json", [](nlohmann::json& json) { json["dflash_config"]["min_block_size"] = 2; });
+  auto drafter = DFlashDrafter::load(any.path(), model);
+  ASSERT_TRUE(drafter) << drafter.error().message;
+  EXPECT_EQ((*drafter)->least_depth(), 1);
+  for (const int64_t depth : {7, 1, 4, 2}) {
+    const CheckpointCopy fixed("dflash");
+    fixed.edit("config.json", [&](nlohmann::json& json) { json["dflash_config"]["block_size"] = depth + 1; });
+    auto smaller = DFlashDrafter::load(fixed.path(), model);
+    ASSERT_TRUE(smaller) << smaller.error().message;
+    EXPECT_EQ((*smaller)->least_depth(), depth);
+    const auto expected = draft_logits(model, **smaller, tokens.as<int32_t>(), depth);
+    const auto logits = draft_logits(model, **drafter, tokens.as<int32_t>(), depth);
+    ASSERT_TRUE(expected && logits);
+    EXPECT_EQ(logits->bytes, expected->bytes) << depth;
+  }
+}
+
 TEST(Dflash, CommittingInPiecesAndProposingInBetweenChangeNothing) {
   TargetModel model = load("q_lora");
   auto drafter = DFlashDrafter::load(golden("dflash"), model);
@@ -116,7 +138,7 @@ TEST(Dflash, CommittingInPiecesAndProposingInBetweenChangeNothing) {
                        out->features);
     // Beside a request that has nothing committed.
     const DraftQuery queries[] = {{other.get(), 5}, {state.get(), tokens[static_cast<size_t>(end)]}};
-    proposed = (*drafter)->propose(queries);
+    proposed = (*drafter)->propose(queries, (*drafter)->depth());
     begin = end;
   }
   const auto expected_logits = expected->as<float>();

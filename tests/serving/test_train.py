@@ -378,6 +378,40 @@ def test_random_prompts_begin_lines() -> None:
     assert {tuple(row) for row in prompts.tolist()} == lines
 
 
+def test_mixed_prompts_begin_files_and_lines() -> None:
+    files = [30, 5, 60, 22]  # 5 and 22 bytes are too few for a prompt of 22 and the byte behind it
+    text = places(sum(files)) + 1000
+    starts = np.cumsum([0, *files])
+    tokens = torch.from_numpy(np.insert(text, starts[:-1], data.END))
+    tokens[3::7][tokens[3::7] != data.END] = ord("\n")
+    prompts = data.mixed_prompts(tokens, 201, 22, torch.Generator().manual_seed(1))
+    begins = {tuple(tokens[at : at + 22].tolist()) for at in (1, starts[2] + 3)}
+    assert {tuple(row) for row in prompts[::2].tolist()} == begins
+    lines = [at + 1 for at in range(len(tokens) - 23) if tokens[at] == ord("\n")]
+    assert {tuple(row) for row in prompts[1::2].tolist()} <= {tuple(tokens[at : at + 22].tolist()) for at in lines}
+
+
+def test_word_starts() -> None:
+    text = b"x = f(a_b, 12)\n"
+    found = generation.word_starts(torch.tensor([[*text, data.END, *b"ab"]]))[0]
+    assert [i for i, is_start in enumerate(found.tolist()) if is_start] == [0, 4, 6, 8, 11, 16]
+
+
+@torch.no_grad()
+def test_a_cut_block_is_a_shorter_block(tmp_path: Path) -> None:
+    target, drafter = random_pair(tmp_path)
+    tokens = random_tokens(60)[None]
+    features = drafter.features(target.run(tokens)[1])
+    anchors = torch.tensor([[7, 20, 33, 40]])
+    lengths = torch.tensor([[drafter.block, 5, 2, 9]])
+    common = target.model.embed_tokens.weight, target.lm_head.weight
+    cut = drafter(features, tokens, anchors, *common, lengths)
+    for i, length in enumerate(lengths[0].tolist()):
+        drafter.block = length
+        alone = drafter(features, tokens, anchors[:, i : i + 1], *common)
+        assert reference.relative_error(cut[:, i, : length - 1], alone[:, 0]) <= TOLERANCE
+
+
 def best_prefixes(logp: torch.Tensor, budget: int) -> set[tuple[int, ...]]:
     """All prefixes, ranked by probability, then by their tokens' ranks; equal tokens rank by their ids."""
     rows = logp.double().tolist()
@@ -503,6 +537,16 @@ def test_bits_per_byte(size: int, most: int, places: list[int], tmp_path: Path) 
             count += int(tokens[place + i] != data.END)
     value = evaluate.bits_per_byte(target, tokens.to(torch.int16), 16, most)
     assert value == pytest.approx(bits / count, rel=1e-5)
+
+
+def test_real_text_is_measured_as_continuations_are() -> None:
+    files = [b"x = 1\n" * 4, b"def f():\n", b"(\n" + b"a = 2\n" * 3 + b"pass"]
+    tokens = torch.tensor([token for file in files for token in (data.END, *file)])
+    # Beginnings of 6 + 12 and 8 + 12 bytes of the first and the last; the 9 bytes of the second are too few.
+    result = evaluate.real_text(tokens, [6, 8], 12)
+    assert result["texts"] == 4 and result["parse"] == 0.5
+    assert result["repeated_12_grams"] == 0.0, "12 bytes have one 12-gram"
+    assert evaluate.share_repeated(torch.tensor(list(b"abcd" * 6))) == 9 / 24
 
 
 @pytest.mark.parametrize(

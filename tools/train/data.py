@@ -48,3 +48,18 @@ def random_prompts(tokens: Tensor, count: int, length: int, generator: torch.Gen
     lines = (tokens[: -length - 1] == ord("\n")).nonzero()[:, 0] + 1
     chosen = torch.randint(len(lines), (count,), generator=generator, device=lines.device)
     return tokens[lines[chosen][:, None] + torch.arange(length, device=lines.device)].long()
+
+
+def file_beginnings(tokens: Tensor, count: int, length: int, generator: torch.Generator) -> Tensor:
+    """[count, length] beginnings of files that are longer."""
+    starts = (tokens == END).nonzero()[:, 0] + 1
+    starts = starts[starts.diff(append=starts.new_tensor([len(tokens) + 1])) > length + 1]
+    chosen = torch.randint(len(starts), (count,), generator=generator, device=starts.device)
+    return tokens[starts[chosen][:, None] + torch.arange(length, device=starts.device)].long()
+
+
+def mixed_prompts(tokens: Tensor, count: int, length: int, generator: torch.Generator) -> Tensor:
+    """[count, length]: every other one the beginning of a file, which is what people prompt with."""
+    prompts = random_prompts(tokens, count, length, generator)
+    prompts[::2] = file_beginnings(tokens, len(prompts[::2]), length, generator)
+    return prompts

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from checkpoint import load_published
-from data import random_prompts, read_tokens
+from data import END, random_prompts, read_tokens
 from generation import repeated
 from torch import Tensor
 
@@ -27,6 +27,7 @@ from model import Drafter, Target
 
 NODES = (8, 16, 32, 64, 128)
 NGRAM = 12  # bytes
+SEEDS = 4  # of sampled text, for what is counted over whole texts
 LOOPING = 0.5  # a continuation loops when more of its n-grams than this stood in it before
 
 
@@ -149,6 +150,26 @@ def parses(prompt_and_text: bytes) -> bool:
     return True
 
 
+def text_of(tokens: Tensor) -> bytes:
+    return bytes(min(t, 255) for t in tokens.tolist())
+
+
+def share_repeated(text: Tensor) -> float:
+    """Of its n-grams, those that stood in it before."""
+    return float(repeated(text[None], NGRAM).float().mean())
+
+
+def real_text(tokens: Tensor, starts: list[int], new: int) -> dict[str, float]:
+    """What is measured of continuations, of the files themselves: beginnings as long as prompts, and `new` bytes more."""
+    files = [file for file in tokens.tensor_split((tokens == END).nonzero()[:, 0].tolist()) if len(file) > new]
+    texts = [(file[1 : 1 + start + new], start) for file in files for start in starts if len(file) > start + new]
+    return {
+        "texts": len(texts),
+        "repeated_12_grams": sum(share_repeated(text[start:]) for text, start in texts) / len(texts),
+        "parse": sum(parses(text_of(text)) for text, _ in texts) / len(texts),
+    }
+
+
 def read_prompts(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(folder.glob("[0-9]*.txt"))]
 
@@ -190,20 +211,21 @@ def main() -> None:
         results["bits_per_byte"] = bits_per_byte(target, tokens, target.config["max_position_embeddings"], 1 << 18)
         print(f"bits per byte, held-out text: {results['bits_per_byte']:.4f}", flush=True)
         generator = torch.Generator().manual_seed(arguments.seed)
+        results["held-out text"] = real_text(tokens, [len(p) for p in sets["evaluation prompts"]][::5], arguments.new)
+        print(f"held-out text: {json.dumps(results['held-out text'])}", flush=True)
         sets["held-out prompts"] = list(random_prompts(tokens, 128, 128, generator))
 
     for name, prompts in sets.items():
         starts = [len(prompt) for prompt in prompts]
         for temperature in (0.0, 0.7):
-            texts = continuations(
-                arguments.kdtree, arguments.target, prompts, arguments.new, temperature, arguments.seed
-            )
-            shares = [
-                float(repeated(text[None, start:], NGRAM).float().mean())
-                for text, start in zip(texts, starts, strict=True)
+            drawn = [
+                continuations(arguments.kdtree, arguments.target, prompts, arguments.new, temperature, seed)
+                for seed in range(arguments.seed, arguments.seed + (SEEDS if temperature > 0 else 1))
             ]
-            parsed = [parses(bytes(min(t, 255) for t in text.tolist())) for text in texts]
-            straight = [i for i, share in enumerate(shares) if share <= LOOPING]
+            texts = drawn[0]
+            shares = [share_repeated(text[start:]) for some in drawn for text, start in zip(some, starts, strict=True)]
+            parsed = [parses(text_of(text)) for some in drawn for text in some]
+            straight = [i for i, share in enumerate(shares[: len(texts)]) if share <= LOOPING]
             lengths = [accept_lengths(target, drafter, text, start) for text, start in zip(texts, starts, strict=True)]
             row = {
                 "prompts": len(texts),
@@ -216,8 +238,8 @@ def main() -> None:
             results[f"{name}, T = {temperature:g}"] = row
             print(f"{name}, T = {temperature:g}: {json.dumps(row)}", flush=True)
             for text, start in list(zip(texts, starts, strict=True))[: arguments.show]:
-                data = bytes(min(t, 255) for t in text.tolist())
-                print("-" * 30 + "\n" + "│".join(p.decode(errors="replace") for p in (data[:start], data[start:])))
+                parts = (text_of(text[:start]), text_of(text[start:]))
+                print("-" * 30 + "\n" + "│".join(part.decode(errors="replace") for part in parts))
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
 

@@ -3,6 +3,7 @@
 import copy
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from model import Target
@@ -61,3 +62,9 @@ def repeated(tokens: Tensor, n: int) -> Tensor:
     result = torch.zeros(batch, length, dtype=torch.bool, device=tokens.device)
     result[:, n - 1 :] = torch.zeros_like(again).scatter(1, order, again)
     return result
+
+
+def word_starts(tokens: Tensor) -> Tensor:
+    """[B, S] bool: a letter or digit that follows something else."""
+    word = torch.tensor([bytes([i]).isalnum() for i in range(256)] + [False], device=tokens.device)[tokens.clamp(max=256)]
+    return word & ~F.pad(word[:, :-1], (1, 0))

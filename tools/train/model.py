@@ -240,11 +240,20 @@ class Drafter(nn.Module):
         """[B, S, n * hidden] of the target's layer outputs."""
         return torch.cat([outputs[i] for i in self.config["dflash_config"]["target_layer_ids"]], dim=-1)
 
-    def forward(self, features: Tensor, tokens: Tensor, anchors: Tensor, embedding: Tensor, head: Tensor) -> Tensor:
+    def forward(
+        self,
+        features: Tensor,
+        tokens: Tensor,
+        anchors: Tensor,
+        embedding: Tensor,
+        head: Tensor,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
         """Logits [B, A, block - 1, vocab] for the positions behind each anchor.
 
         A block starts at its anchor's token, of tokens [B, S], and sees the features before it. `embedding` and `head`
-        [vocab, hidden] are the target's.
+        [vocab, hidden] are the target's. Where `lengths` [B, A] are given, a block is cut to that many positions: what
+        stands behind them means nothing, and nothing before them depends on it.
         """
         count, length = anchors.shape[1], features.shape[1]
         device = anchors.device
@@ -260,6 +269,9 @@ class Drafter(nn.Module):
         sees_context = (torch.arange(length, device=device) < anchors[..., None]).repeat_interleave(self.block, dim=1)
         block_of = torch.arange(count, device=device).repeat_interleave(self.block)
         sees_block = (block_of[:, None] == block_of).expand(len(anchors), -1, -1)
+        if lengths is not None:
+            kept = torch.arange(self.block, device=device) < lengths[..., None]
+            sees_block = sees_block & kept.flatten(1)[:, None]
         mask = torch.cat([sees_context, sees_block], dim=-1)[:, None]
 
         context = self.hidden_norm(self.fc(features))

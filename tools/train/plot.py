@@ -14,7 +14,7 @@ from matplotlib import pyplot  # noqa: E402
 
 PANELS = [
     ("target", "bits per byte", {"train_bits": "training text", "heldout_bits": "held-out text"}, (0.65, 1.2)),
-    ("unloop", "share of greedy text", {"repeated_12": "repeated 12-grams", "repeated_24": "repeated 24-grams"}, (0, 0.6)),
+    ("unloop", "share of greedy text", {"repeated_12": "repeated 12-grams"}, (0, 0.7)),
     ("drafter", "accept length on its training text", {"accepted_greedy": "greedy", "accepted_sampled": "T = 0.7"}, (0, None)),
 ]  # fmt: skip
 

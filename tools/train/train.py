@@ -23,8 +23,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from checkpoint import load_state, publish, save_state
-from data import Windows, random_prompts, read_tokens
-from generation import for_generation, generate, repeated
+from data import Windows, mixed_prompts, read_tokens
+from generation import for_generation, generate, repeated, word_starts
 from torch import Tensor, nn
 
 from model import Config, Drafter, Target
@@ -34,17 +34,26 @@ HERE = Path(__file__).parent
 STAGES: dict[str, dict[str, Any]] = {
     # Windows a step; the last `long_steps` steps see fewer, of the longest context, and as many tokens.
     "target": {"steps": 8000, "batch": 128, "length": 1024, "long_steps": 1000, "long_length": 2048},
-    "unloop": {"steps": 800, "batch": 64, "length": 1024, "prompts": 2048, "prompt": 128, "new": 256, "every": 16},
-    # `pool` self-generated sequences of `length` bytes; half of them greedy, half at `temperature`.
+    # Prompts of one of these lengths, continued to `own` bytes; new ones every `every` steps.
+    "unloop": {
+        "steps": 400, "batch": 64, "length": 1024, "prompts": 2048, "starts": (128, 192, 256, 320), "own": 512, "every": 16,
+        "ngram": 16, "weight": 5.0,
+    },
+    # `pool` self-generated sequences of `length` bytes; half of them greedy, half at `temperature`. A share of the blocks,
+    # `cut`, has only 2 to 16 positions, so that the drafter may be asked for fewer.
     "drafter": {
-        "steps": 12000, "batch": 96, "anchors": 24, "length": 640, "pool": 81920, "chunk": 8192, "temperature": 0.7,
+        "steps": 9000, "batch": 96, "anchors": 24, "length": 640, "pool": 49152, "chunk": 6144, "temperature": 0.7,
+        "cut": 0.5,
     },
 }  # fmt: skip
 TOY: dict[str, dict[str, Any]] = {
     "target": {"steps": 12, "batch": 2, "length": 64, "long_steps": 4, "long_length": 128},
-    "unloop": {"steps": 4, "batch": 2, "length": 64, "prompts": 4, "prompt": 16, "new": 32, "every": 2},
+    "unloop": {
+        "steps": 4, "batch": 2, "length": 64, "prompts": 4, "starts": (16, 24), "own": 48, "every": 2,
+        "ngram": 8, "weight": 2.0,
+    },
     "drafter": {
-        "steps": 8, "batch": 2, "anchors": 3, "length": 96, "pool": 8, "chunk": 4, "temperature": 0.7,
+        "steps": 8, "batch": 2, "anchors": 3, "length": 96, "pool": 8, "chunk": 4, "temperature": 0.7, "cut": 0.5,
     },
 }  # fmt: skip
 # Sizes of the toy that differ from target.json and drafter.json.
@@ -238,7 +247,8 @@ def train_target(arguments: argparse.Namespace) -> None:
 
 def train_unloop(arguments: argparse.Namespace) -> None:
     """Unlikelihood training (arXiv 1908.04319): the model's own greedy text, where it repeats itself, becomes less
-    likely, beside text of the corpus that must stay as likely as it was."""
+    likely, beside text of the corpus that must stay as likely as it was. Only the first bytes of words are made less
+    likely, where something else could be said: else spelling and indentation fall apart."""
     first = load_state(arguments.out / "target")
     if first is None:
         sys.exit(f"{arguments.out}: no target; train that stage before")
@@ -246,8 +256,8 @@ def train_unloop(arguments: argparse.Namespace) -> None:
     trainer = Trainer("unloop", Target(configs(arguments.toy)[0]), arguments)
     model, settings = trainer.model, trainer.settings
     model.load_state_dict(first["model"])
-    trainer.optimizers = [torch.optim.AdamW(model.parameters(), lr=2e-4, betas=(0.9, 0.95), weight_decay=0.0)]
-    trainer.rates = [2e-4]
+    trainer.optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.0)]
+    trainer.rates = [1e-4]
     trainer.schedule = lambda step: min(1.0, (step + 1) / 20) * (1 - step / trainer.steps)
     windows = Windows(read_tokens(arguments.corpus, "train"), trainer.device, arguments.seed + 1)
     heldout = Windows(read_tokens(arguments.corpus, "heldout"), trainer.device, arguments.seed)
@@ -255,38 +265,39 @@ def train_unloop(arguments: argparse.Namespace) -> None:
         return
     windows.drawn = trainer.step * settings["batch"] * settings["length"]
     generator = torch.Generator(trainer.device)
-    start, ngram = settings["prompt"], 24
+    ngram = settings["ngram"]
 
-    def losses_of(batch: Tensor, own: Tensor, loops: Tensor) -> tuple[Tensor, Tensor]:
+    def losses_of(batch: Tensor, own: Tensor, unlikely: Tensor) -> tuple[Tensor, Tensor]:
         likelihood = next_byte_loss(model, batch)
         with mixed_precision():
             logits = model(own[:, :-1])
         p = logits.float().softmax(-1).gather(-1, own[:, 1:, None])[..., 0]
-        unlikelihood = -(torch.log1p(-p.clamp(max=1 - 1e-4)) * loops[:, 1:]).sum() / loops[:, 1:].numel()
-        return likelihood, unlikelihood
+        return likelihood, -(torch.log1p(-p.clamp(max=1 - 1e-4)) * unlikely[:, 1:]).mean()
 
     compiled_losses = compiled(losses_of)
-    own = loops = torch.empty(0)
+    own = unlikely = torch.empty(0)
+    start = 0
     each = settings["prompts"] // settings["every"]
     for step in trainer.run():
         turn = step % settings["every"]
         if turn == 0:
             generator.manual_seed(arguments.seed + step)
-            prompts = random_prompts(windows.tokens, settings["prompts"], start, generator)
-            own = generate(for_generation(model), prompts, settings["new"], 0.0, generator)
+            start = settings["starts"][step // settings["every"] % len(settings["starts"])]
+            prompts = mixed_prompts(windows.tokens, settings["prompts"], start, generator)
+            own = generate(for_generation(model), prompts, settings["own"] - start, 0.0, generator)
             loops = repeated(own, ngram)
             loops[:, : start + ngram] = False
+            unlikely = loops & word_starts(own)
         part = slice(turn * each, (turn + 1) * each)
         likelihood, unlikelihood = compiled_losses(
-            windows.batch(settings["batch"], settings["length"]), own[part], loops[part].float()
+            windows.batch(settings["batch"], settings["length"]), own[part], unlikely[part]
         )
-        (likelihood + 0.3 * unlikelihood).backward()
+        (likelihood + settings["weight"] * unlikelihood).backward()
         trainer.descend()
         if (step + 1) % max(1, trainer.steps // 20) == 0:
             trainer.record(
                 train_bits=likelihood.item() / math.log(2),
                 heldout_bits=heldout_bits(model, heldout, settings),
-                repeated_24=loops[:, start:].float().mean().item(),
                 repeated_12=repeated(own[:, start:], 12).float().mean().item(),
             )
     trainer.publish_as("target")
@@ -300,7 +311,7 @@ def own_text(model: Target, arguments: argparse.Namespace, settings: dict[str, A
     for chunk in range(math.ceil(settings["pool"] / settings["chunk"])):
         start = length * (1 + chunk % 5) // 10  # prompts of a tenth to a half
         temperature = settings["temperature"] if chunk % 2 else 0.0
-        prompts = random_prompts(tokens, settings["chunk"], start, generator)
+        prompts = mixed_prompts(tokens, settings["chunk"], start, generator)
         texts.append(generate(fast, prompts, length - start, temperature, generator).to(torch.int16))
         starts += [start] * settings["chunk"]
         greedy += [temperature == 0] * settings["chunk"]
@@ -334,11 +345,11 @@ def train_drafter(arguments: argparse.Namespace) -> None:
 
     half = settings["batch"] // 2  # rows of a batch that are greedy; the others are sampled
 
-    def loss_of(tokens: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def loss_of(tokens: Tensor, anchors: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         with mixed_precision():
             with torch.no_grad():
                 logits, outputs, _ = target.run(tokens)
-            drafted = model(model.features(outputs), tokens, anchors, embedding, head)
+            drafted = model(model.features(outputs), tokens, anchors, embedding, head, lengths)
         places = anchors[..., None] + torch.arange(1, block, device=anchors.device)  # [B, A, block - 1]
         right = tokens.gather(1, places.flatten(1)).view_as(places)
         # What the target may say there: its choice where it was greedy, its whole distribution where it sampled.
@@ -346,8 +357,11 @@ def train_drafter(arguments: argparse.Namespace) -> None:
         soft = (logits[half:].float().gather(1, before) / settings["temperature"]).softmax(-1)
         wanted = torch.cat([F.one_hot(right[:half], soft.shape[-1]).float(), soft.view(*right[half:].shape, -1)])
         surprise = -(wanted * drafted.float().log_softmax(-1)).sum(-1)
+        kept = weight * (places < (anchors + lengths)[..., None])
         hits = (drafted.argmax(-1) == right).long().cumprod(-1).sum(-1).float()
-        return (surprise * weight).mean() / weight.mean(), hits[:half].mean(), hits[half:].mean()
+        whole = (lengths == block).float()
+        accepted = [(hits[part] * whole[part]).sum() / whole[part].sum().clamp(min=1) for part in (slice(half), slice(half, None))]
+        return (surprise * kept).sum() / kept.sum(), *accepted
 
     compiled_loss = compiled(loss_of)
     generator = torch.Generator(trainer.device).manual_seed(arguments.seed + trainer.step)
@@ -362,10 +376,13 @@ def train_drafter(arguments: argparse.Namespace) -> None:
         span = settings["length"] - block - starts[rows] + 1  # anchors from the prompt's last byte on
         random = torch.rand(len(rows), count, generator=generator, device=trainer.device)
         anchors = starts[rows][:, None] - 1 + (random * span[:, None]).long()
-        loss, *hits = compiled_loss(tokens, anchors)
+        lengths = torch.randint(2, block + 1, anchors.shape, generator=generator, device=trainer.device)
+        random = torch.rand(anchors.shape, generator=generator, device=trainer.device)
+        lengths[random >= settings["cut"]] = block
+        loss, *accepted = compiled_loss(tokens, anchors, lengths)
         loss.backward()
         trainer.descend()
-        totals += torch.stack([loss.detach(), *(h.detach() for h in hits)])
+        totals += torch.stack([loss.detach(), *(a.detach() for a in accepted)])
         counted += 1
         if (step + 1) % max(1, trainer.steps // 40) == 0:
             mean = (totals / counted).tolist()
