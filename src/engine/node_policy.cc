@@ -11,8 +11,8 @@ namespace {
 constexpr double kMostLost = 8.0;
 constexpr double kMostSaved = 64.0;
 // Rounds of a pause for each that was lost: at first, and after looks that were no better.
-constexpr double kFirstPause = 64.0;
-constexpr double kLaterPause = 128.0;
+constexpr double kFirstPause = 128.0;
+constexpr double kLaterPause = 256.0;
 
 // Plain rounds that come in any case, so many that the caches are theirs, and the time between them in plain
 // rounds.

@@ -19,7 +19,7 @@ class NodePolicy {
   explicit NodePolicy(CostTable costs);
 
   // Whether this round should draft at all. Where trees have lost the time of some plain rounds, plain rounds
-  // follow, so many that looking again costs less than a hundredth of the time. A few come in any case, so
+  // follow, so many that looking again costs less than half a percent of the time. A few come in any case, so
   // that their cost is known.
   bool should_draft();
 

@@ -144,11 +144,22 @@ Result<DFlashConfig> read_dflash_config(const std::string& folder, const ModelCo
 // Keys and values of one request: committed positions, and behind them those of the block at work.
 class DFlashDrafter::Cache : public DraftState {
  public:
-  explicit Cache(const DFlashConfig& config)
-      : layers_(config.layers),
+  Cache(const DFlashConfig& config, std::shared_ptr<Spare> spare)
+      : spare_(std::move(spare)),
+        layers_(config.layers),
         heads_(config.kv_heads),
         dim_(config.head_dim),
-        value_stride_(ceil_div(dim_, kPanel) * kPanel) {}
+        value_stride_(ceil_div(dim_, kPanel) * kPanel) {
+    if (spare_->empty()) return;
+    pending = std::move(spare_->back());
+    spare_->pop_back();
+  }
+  Cache(const Cache&) = default;
+  Cache& operator=(const Cache&) = delete;
+  ~Cache() override {
+    pending.clear();
+    if (spare_->size() < kMostSpare) spare_->push_back(std::move(pending));
+  }
 
   std::vector<float> pending;  // features of committed tokens that are not among the keys yet
   int64_t pending_rows = 0;
@@ -182,6 +193,8 @@ class DFlashDrafter::Cache : public DraftState {
   }
 
  private:
+  static constexpr size_t kMostSpare = 8;
+
   // Keeps the first `used` floats of each of layers * count rows.
   void grow(std::vector<float>& memory, int64_t count, int64_t used, int64_t from, int64_t to) const {
     std::vector<float> grown(static_cast<size_t>(layers_ * count * to));
@@ -194,6 +207,7 @@ class DFlashDrafter::Cache : public DraftState {
     return (layer * heads_ + head) * capacity_ * value_stride_;
   }
 
+  std::shared_ptr<Spare> spare_;
   int64_t layers_;
   int64_t heads_;
   int64_t dim_;
@@ -272,7 +286,7 @@ Status DFlashDrafter::load_layer(int64_t index, Products products) {
 }
 
 std::unique_ptr<DraftState> DFlashDrafter::start() const {
-  return std::make_unique<Cache>(config_);
+  return std::make_unique<Cache>(config_, spare_);
 }
 
 std::unique_ptr<DraftState> DFlashDrafter::fork(DraftState& state, int64_t length) {

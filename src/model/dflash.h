@@ -4,6 +4,7 @@
 // SGLang's DFlashDraftModel loads.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -59,6 +60,8 @@ class DFlashDrafter : public Drafter {
     Mlp mlp;
   };
   class Cache;
+  // Memory of pending features that no request uses: fresh memory costs more than the copy into it.
+  using Spare = std::vector<std::vector<float>>;
   // Rows of one request's block among those of all.
   struct Block {
     Cache* cache;
@@ -86,6 +89,8 @@ class DFlashDrafter : public Drafter {
   std::vector<Layer> layers_;
 
   int64_t block_size_ = 0;  // of the proposal at work
+
+  std::shared_ptr<Spare> spare_ = std::make_shared<Spare>();
 
   // Memory kept from call to call.
   std::vector<float> hidden_, normed_, update_, q_, k_, v_, attended_, scores_, context_, logits_;

@@ -173,8 +173,8 @@ TEST(NodePolicy, KeepsNodesWithTheirAncestors) {
       << policy.explanation();
 }
 
-// Looks that find no gain cost less than a hundredth of the time, whatever a look costs.
-TEST(NodePolicy, StopsDraftingWhereItDoesNotPayAndLooksAgainForAHundredth) {
+// Looks that find no gain cost less than half a percent of the time, whatever a look costs.
+TEST(NodePolicy, StopsDraftingWhereItDoesNotPayAndLooksAgainForHalfAPercent) {
   for (const double draft : {100.0, 300.0, 5000.0}) {
     const CostTable costs = table(100, 200, draft);
     NodePolicy policy(costs);
@@ -199,8 +199,8 @@ TEST(NodePolicy, StopsDraftingWhereItDoesNotPayAndLooksAgainForAHundredth) {
     // A look is over when it has lost eight plain rounds.
     EXPECT_GE(first_look, 8 * plain) << draft;
     EXPECT_LT(first_look, 8 * plain + draft + costs.verify(2, 100)) << draft;
-    EXPECT_LT(lost - first_look, 0.01 * plain * plain_rounds) << draft;
-    EXPECT_GT(lost - first_look, 0.005 * plain * plain_rounds) << draft << ": it must look";
+    EXPECT_LT(lost - first_look, 0.005 * plain * plain_rounds) << draft;
+    EXPECT_GT(lost - first_look, 0.0025 * plain * plain_rounds) << draft << ": it must look";
   }
 }
 
