@@ -14,9 +14,10 @@ constexpr double kMostSaved = 64.0;
 constexpr double kFirstPause = 128.0;
 constexpr double kLaterPause = 256.0;
 
-// Plain rounds that come in any case, so many that the caches are theirs, and the time between them in plain
-// rounds.
-constexpr double kWithoutPlain = 1600.0;
+// The plain rounds that come in any case, so many that the caches are theirs, may cost this share of the time; and the
+// time between them is at least this, in plain rounds.
+constexpr double kPlainShare = 0.005;
+constexpr double kLeastWithoutPlain = 160.0;
 
 }  // namespace
 
@@ -43,15 +44,23 @@ int64_t NodePolicy::draft_depth() {
   return depth_.depths()[depth_.next()];
 }
 
+// What drafting saves is what plain rounds cost: the less it is, the sooner they are looked at again.
+bool NodePolicy::plain_is_due() const {
+  const double cost = static_cast<double>(kPlainRounds) * saved_ / std::max(1.0, without_plain_);
+  return without_plain_ > kLeastWithoutPlain && cost < kPlainShare * without_plain_;
+}
+
 bool NodePolicy::should_draft() {
-  if (pause_ == 0 && without_plain_ > kWithoutPlain) pause_ = kPlainRounds;
+  if (pause_ == 0 && plain_is_due()) pause_ = kPlainRounds;
   if (pause_ == 0) return true;
   without_plain_ = 0.0;
+  saved_ = 0.0;
   explanation_ = fmt::format("plain, and {} more rounds before the next look", --pause_);
   return false;
 }
 
 void NodePolicy::account(double saved_rounds) {
+  saved_ += saved_rounds;
   balance_ = std::min(balance_ + saved_rounds, kMostSaved);
   if (balance_ > kMostLost) paused_before_ = false;
   if (balance_ > -kMostLost) return;

@@ -58,6 +58,7 @@ class NodePolicy {
     int32_t depth;
   };
   std::vector<Candidate> by_weight(std::span<const DraftTree> trees) const;
+  bool plain_is_due() const;
   void account(double saved_rounds);
 
   RoundCosts costs_;
@@ -66,6 +67,7 @@ class NodePolicy {
   double balance_ = 0.0;          // what drafting has saved of late, in plain rounds
   int64_t pause_ = kPlainRounds;  // plain rounds before the next look
   double without_plain_ = 0.0;    // time since the last plain round, in plain rounds
+  double saved_ = 0.0;            // in that time, in plain rounds
   bool paused_before_ = false;    // and drafting has not paid since
   double backlog_us_ = 0.0;       // of this round's draft
   std::string explanation_;

@@ -204,6 +204,41 @@ TEST(NodePolicy, StopsDraftingWhereItDoesNotPayAndLooksAgainForHalfAPercent) {
   }
 }
 
+// Where drafting pays, plain rounds are looked at again: for at most half a percent of the time, and so the sooner the less
+// drafting brings, for then a change of the machine may turn the two round.
+TEST(NodePolicy, LooksAtPlainRoundsTheSoonerTheLessDraftingBrings) {
+  double last_share = 1.0;
+  for (const double base : {900.0, 1500.0, 6000.0}) {  // a larger part of what plain rounds cost
+    const CostTable costs = table(base, 200, 100);
+    NodePolicy policy(costs);
+    const DraftTree trees[] = {random_tree(3, 64)};
+    const double plain = costs.verify(1, 100);
+    double time = 0.0;
+    double gain = 0.0;
+    int plain_rounds = 0;
+    for (int round = 0; round < 50000; ++round) {
+      if (policy.should_draft()) {
+        const auto keep = policy.choose(trees, 100, 7)[0];
+        double tokens = 1.0;
+        for (size_t n = 1; n < keep.size(); ++n)
+          tokens += std::exp(trees[0].log_weight[static_cast<size_t>(keep[n])]);
+        const double us = 100 + costs.verify(static_cast<int64_t>(keep.size()), 100);
+        gain = tokens * plain / us;
+        ASSERT_GT(gain, 1.0);
+        time += us;
+      } else {
+        ++plain_rounds;
+        time += plain;
+      }
+    }
+    const double share = plain_rounds * plain / time;
+    EXPECT_LT(share * (gain - 1.0), 0.006) << base;
+    EXPECT_LT(share, last_share) << base;
+    EXPECT_GT(plain_rounds, 32) << base;
+    last_share = share;
+  }
+}
+
 // What a drafter has to catch up with after plain rounds is paid by looks as well.
 TEST(NodePolicy, CountsTheBacklogAsPartOfALook) {
   const CostTable costs = table(100, 200, 100);
