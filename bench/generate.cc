@@ -3,11 +3,11 @@
 // JSON object a way and temperature. Usage, from the project's folder: bench_generate DATE COMMIT (bench/run
 // makes them)
 //
-// Each repeat has prompts of its own. Every way decodes each of them three times, in turn with the others, and the
-// fastest counts: shared machines have slow minutes. `us` is the time of a token behind the prompt,
+// Each repeat has prompts of its own. Every way decodes each of them twice, in turn with the others, and the
+// faster counts: shared machines have slow minutes. `us` is the time of a token behind the prompt,
 // the median of the repeats; `ratio` that of the repeats' ratios to plain decoding, `interval` the 95 %
-// confidence interval of these ratios' geometric mean, and `of_best_fixed` (of auto: median, interval)
-// compares with the best other way of decoding. Costs are measured once; the policy is new in every repeat.
+// confidence interval of these ratios' geometric mean. `of_best_fixed` (of auto: median, interval)
+// compares with the best other way of decoding: those two alone, in turn, eight times. Costs are measured once; the policy is new in every repeat.
 // All ways must emit the same tokens.
 #include <algorithm>
 #include <chrono>
@@ -19,6 +19,7 @@
 #include <iterator>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -34,7 +35,8 @@ namespace {
 
 constexpr int64_t kRepeats = 5;
 constexpr int64_t kPrompts = 10;  // of a repeat
-constexpr int64_t kTries = 3;
+constexpr int64_t kTries = 2;
+constexpr int64_t kDuelTries = 8;
 constexpr int64_t kNew = 256;
 constexpr int32_t kMostAutoNodes = 256;
 constexpr double kT975 = 2.776;  // Student's t of four degrees of freedom: five repeats
@@ -123,31 +125,32 @@ double decode(Engine& engine, const Request& request, std::vector<int32_t>& toke
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+// Of ways, indices of kWays, in that order.
 std::vector<Outcome> run_repeat(Models& models, std::span<const std::vector<int32_t>> prompts,
-                                double temperature) {
+                                double temperature, std::span<const size_t> ways, int64_t tries) {
   size_t longest = 0;
   for (const auto& prompt : prompts)
     longest = std::max(longest, prompt.size());
   const auto slots = static_cast<int64_t>(longest) + kNew + kMostAutoNodes;
-  std::vector<Outcome> outcomes(kWayCount);
-  std::vector<double> best(kWayCount * prompts.size(), std::numeric_limits<double>::infinity());
-  for (int64_t turn = 0; turn < kTries; ++turn) {
+  std::vector<Outcome> outcomes(ways.size());
+  std::vector<double> best(ways.size() * prompts.size(), std::numeric_limits<double>::infinity());
+  for (int64_t turn = 0; turn < tries; ++turn) {
     std::vector<Engine> engines;
-    for (const Way& way : kWays)
-      engines.push_back(make_engine(models, way, slots));
+    for (const size_t way : ways)
+      engines.push_back(make_engine(models, kWays[way], slots));
     for (size_t p = 0; p < prompts.size(); ++p) {
       const Request request{prompts[p], kNew, {.temperature = static_cast<float>(temperature), .seed = 1}};
       std::vector<int32_t> expected;
-      for (size_t i = 0; i < kWayCount; ++i) {
-        const size_t w = (i + p) % kWayCount;  // none is always behind the same other one
+      for (size_t i = 0; i < ways.size(); ++i) {
+        const size_t w = (i + p) % ways.size();  // none is always behind the same other one
         std::vector<int32_t> tokens;
         double& fastest = best[w * prompts.size() + p];
         fastest = std::min(fastest, decode(engines[w], request, tokens));
         if (i == 0) expected = tokens;
-        if (tokens != expected) die(name(kWays[w]) + " emits other tokens");
+        if (tokens != expected) die(name(kWays[ways[w]]) + " emits other tokens");
       }
     }
-    for (size_t w = 0; w < kWayCount; ++w)
+    for (size_t w = 0; w < ways.size(); ++w)
       outcomes[w] = {0.0, engines[w].stats(), engines[w].times()};
   }
   for (size_t i = 0; i < best.size(); ++i)
@@ -186,16 +189,28 @@ std::vector<double> quotients(const std::vector<double>& numerators,
   return result;
 }
 
-void print_cells(const std::vector<std::vector<Outcome>>& repeats, double temperature, const Origin& origin) {
-  std::vector<std::vector<double>> us(kWayCount);  // of a token
+// Microseconds of a token, [ways][repeats].
+std::vector<std::vector<double>> token_us(const std::vector<std::vector<Outcome>>& repeats) {
+  std::vector<std::vector<double>> us(repeats[0].size());
   for (const auto& outcomes : repeats) {
-    for (size_t w = 0; w < kWayCount; ++w)
+    for (size_t w = 0; w < us.size(); ++w)
       us[w].push_back(1e6 * outcomes[w].seconds / static_cast<double>(outcomes[w].stats.emitted));
   }
-  size_t best_fixed = 0;
+  return us;
+}
+
+size_t best_fixed_way(const std::vector<std::vector<double>>& us) {
+  size_t best = 0;
   for (size_t w = 0; w < kWayCount; ++w) {
-    if (kWays[w].nodes != kAuto && geometric_mean(us[w]) < geometric_mean(us[best_fixed])) best_fixed = w;
+    if (kWays[w].nodes != kAuto && geometric_mean(us[w]) < geometric_mean(us[best])) best = w;
   }
+  return best;
+}
+
+// `duel`: repeats of the best fixed way and auto alone.
+void print_cells(const std::vector<std::vector<Outcome>>& repeats,
+                 const std::vector<std::vector<Outcome>>& duel, double temperature, const Origin& origin) {
+  const auto us = token_us(repeats);
   for (size_t w = 0; w < kWayCount; ++w) {
     const Way& way = kWays[w];
     double rounds = 0.0, emitted = 0.0, nodes = 0.0, draft = 0.0, verify = 0.0;
@@ -215,14 +230,15 @@ void print_cells(const std::vector<std::vector<Outcome>>& repeats, double temper
     const std::vector<double> ratios = quotients(us[0], us[w]);
     cell["interval"] = confidence_interval(ratios);
     if (way.nodes == kAuto) {
-      const std::vector<double> of_best = quotients(us[best_fixed], us[w]);
-      cell["of_best_fixed"] = {{"best", name(kWays[best_fixed])},
+      const auto duel_us = token_us(duel);
+      const std::vector<double> of_best = quotients(duel_us[0], duel_us[1]);
+      cell["of_best_fixed"] = {{"best", name(kWays[best_fixed_way(us)])},
                                {"median", median(of_best)},
                                {"interval", confidence_interval(of_best)}};
     }
-    const double token_us = median(us[w]);
-    print_cell(cell, {token_us, *std::min_element(us[w].begin(), us[w].end())},
-               {{"tokens_per_s", 1e6 / token_us}}, "ar", token_us * median(ratios), origin);
+    const double typical = median(us[w]);
+    print_cell(cell, {typical, *std::min_element(us[w].begin(), us[w].end())},
+               {{"tokens_per_s", 1e6 / typical}}, "ar", typical * median(ratios), origin);
   }
 }
 
@@ -234,12 +250,19 @@ int run(const Origin& origin) {
   Models models{std::move(target), std::move(drafter), std::move(costs)};
   const auto prompts = read_prompts(tokenizer);
   for (const double temperature : {0.0, 0.7}) {
-    std::vector<std::vector<Outcome>> repeats;
-    for (int64_t r = 0; r < kRepeats; ++r) {
-      const auto part = std::span(prompts).subspan(static_cast<size_t>(r * kPrompts), kPrompts);
-      repeats.push_back(run_repeat(models, part, temperature));
-    }
-    print_cells(repeats, temperature, origin);
+    const auto run_all = [&](std::span<const size_t> ways, int64_t tries) {
+      std::vector<std::vector<Outcome>> repeats;
+      for (int64_t r = 0; r < kRepeats; ++r) {
+        const auto part = std::span(prompts).subspan(static_cast<size_t>(r * kPrompts), kPrompts);
+        repeats.push_back(run_repeat(models, part, temperature, ways, tries));
+      }
+      return repeats;
+    };
+    std::vector<size_t> all(kWayCount);
+    std::iota(all.begin(), all.end(), size_t{0});
+    const auto repeats = run_all(all, kTries);
+    const size_t pair[] = {best_fixed_way(token_us(repeats)), kWayCount - 1};
+    print_cells(repeats, run_all(pair, kDuelTries), temperature, origin);
   }
   return 0;
 }

@@ -14,8 +14,12 @@ constexpr double kMostSaved = 64.0;
 constexpr double kFirstPause = 128.0;
 constexpr double kLaterPause = 256.0;
 
-// The plain rounds that come in any case, so many that the caches are theirs, may cost this share of the time; and the
-// time between them is at least this, in plain rounds.
+// The first plain rounds behind others are slow, by a third and less and less: then the caches are theirs. What they take
+// says nothing about plain decoding.
+constexpr int64_t kColdRounds = 4;
+
+// The plain rounds that come in any case may cost this share of the time; and the time between them is at least this, in
+// plain rounds.
 constexpr double kPlainShare = 0.005;
 constexpr double kLeastWithoutPlain = 160.0;
 
@@ -52,7 +56,11 @@ bool NodePolicy::plain_is_due() const {
 
 bool NodePolicy::should_draft() {
   if (pause_ == 0 && plain_is_due()) pause_ = kPlainRounds;
-  if (pause_ == 0) return true;
+  if (pause_ == 0) {
+    plain_run_ = 0;
+    return true;
+  }
+  ++plain_run_;
   without_plain_ = 0.0;
   saved_ = 0.0;
   explanation_ = fmt::format("plain, and {} more rounds before the next look", --pause_);
@@ -126,7 +134,8 @@ void NodePolicy::observe_draft(int64_t requests, int64_t depth, double microseco
 }
 
 void NodePolicy::observe_verify(int64_t rows, double context, double microseconds) {
-  costs_.observe_verify(rows, context, microseconds);
+  const bool cold = plain_run_ > 0 && plain_run_ <= kColdRounds;
+  if (!cold) costs_.observe_verify(rows, context, microseconds);
 }
 
 }  // namespace kdtree

@@ -68,6 +68,7 @@ class NodePolicy {
   int64_t pause_ = kPlainRounds;  // plain rounds before the next look
   double without_plain_ = 0.0;    // time since the last plain round, in plain rounds
   double saved_ = 0.0;            // in that time, in plain rounds
+  int64_t plain_run_ = 0;         // plain rounds since the last draft
   bool paused_before_ = false;    // and drafting has not paid since
   double backlog_us_ = 0.0;       // of this round's draft
   std::string explanation_;

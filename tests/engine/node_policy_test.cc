@@ -204,6 +204,21 @@ TEST(NodePolicy, StopsDraftingWhereItDoesNotPayAndLooksAgainForHalfAPercent) {
   }
 }
 
+// Plain rounds right behind drafted ones find the caches full of other things: they are not what plain decoding costs.
+TEST(NodePolicy, LearnsNothingFromTheFirstPlainRounds) {
+  const DraftTree trees[] = {random_tree(3, 64)};
+  const auto nodes_after = [&](double cold, double warm) {
+    const CostTable costs = table(300, 60, 100);
+    NodePolicy policy(costs);
+    for (int round = 0; !policy.should_draft(); ++round)
+      policy.observe_verify(1, 100, (round < 4 ? cold : warm) * costs.verify(1, 100));
+    policy.choose(trees, 100, 7);
+    return policy.explanation();
+  };
+  EXPECT_EQ(nodes_after(1.5, 1.0), nodes_after(1.0, 1.0));
+  EXPECT_NE(nodes_after(1.0, 1.5), nodes_after(1.0, 1.0));
+}
+
 // Where drafting pays, plain rounds are looked at again: for at most half a percent of the time, and so the sooner the less
 // drafting brings, for then a change of the machine may turn the two round.
 TEST(NodePolicy, LooksAtPlainRoundsTheSoonerTheLessDraftingBrings) {
