@@ -7,8 +7,8 @@
 // faster counts: shared machines have slow minutes. `us` is the time of a token behind the prompt,
 // the median of the repeats; `ratio` that of the repeats' ratios to plain decoding, `interval` the 95 %
 // confidence interval of these ratios' geometric mean. `of_best_fixed` (of auto: median, interval)
-// compares with the best other way of decoding: those two alone, in turn, eight times. Costs are measured once; the policy is new in every repeat.
-// All ways must emit the same tokens.
+// compares with the best other way of decoding: those two alone, in turn, eight times. Costs are measured
+// once; the policy is new in every repeat. All ways must emit the same tokens.
 #include <algorithm>
 #include <chrono>
 #include <cmath>

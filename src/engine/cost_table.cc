@@ -6,6 +6,8 @@
 #include <fstream>
 #include <functional>
 #include <limits>
+#include <memory>
+#include <optional>
 
 #include <nlohmann/json.hpp>
 
@@ -22,6 +24,8 @@ constexpr int64_t kDepths[] = {1, 2, 3, 4, 5, 7, 9, 12, 15, 23, 31, 47, 63};  //
 constexpr double kMostPassUs = 2e6;
 constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 constexpr int kSweeps = 6;
+// Passes of one row that come before the one that counts: a plain round's caches are those of plain rounds.
+constexpr int kWarmPasses = 4;
 constexpr double kMostSweepsUs = 1e6;  // then no other one begins: what is slow varies less
 
 double microseconds_since(Clock::time_point begin) {
@@ -84,16 +88,18 @@ class Probe {
 };
 
 // Microseconds of the passes call(0) ... call(count - 1), each the least of a few sweeps over all of them:
-// what disturbs a pass only adds, and a slow moment of the machine spoils one sweep. The first sweep ends at
-// the first pass that takes `most_times` as long as call(0), or too long at all.
-template <class Call>
-Result<std::vector<double>> measure_passes(size_t count, double most_times, const Call& call) {
+// what disturbs a pass only adds, and a slow moment of the machine spoils one sweep. before(i) runs in front
+// of each, so that it finds the caches as in a round. The first sweep ends at the first pass that takes
+// `most_times` as long as call(0), or too long at all.
+template <class Before, class Call>
+Result<std::vector<double>> measure_passes(size_t count, double most_times, const Before& before,
+                                           const Call& call) {
   std::vector<double> least(count, std::numeric_limits<double>::infinity());
   const auto begin = Clock::now();
   for (int sweep = 0; sweep < kSweeps; ++sweep) {
     if (sweep > 0 && microseconds_since(begin) > kMostSweepsUs) break;
     for (size_t i = 0; i < least.size(); ++i) {
-      KDTREE_RETURN_IF_ERROR(call(i));  // the caches are its own then
+      KDTREE_RETURN_IF_ERROR(before(i));
       const auto start = Clock::now();
       KDTREE_RETURN_IF_ERROR(call(i));
       least[i] = std::min(least[i], microseconds_since(start));
@@ -103,27 +109,49 @@ Result<std::vector<double>> measure_passes(size_t count, double most_times, cons
   return least;
 }
 
+// Requests with made-up tokens.
+class DraftProbe {
+ public:
+  DraftProbe(const TargetModel& target, Drafter& drafter, int64_t context, int64_t requests)
+      : drafter_(drafter) {
+    const auto layers = static_cast<int64_t>(drafter.feature_layers().size());
+    const std::vector<float> features(static_cast<size_t>(context * layers * target.config().hidden_size),
+                                      0.1f);
+    const std::vector<int32_t> tokens(static_cast<size_t>(context), 0);
+    for (int64_t i = 0; i < requests; ++i) {
+      states_.push_back(drafter.start());
+      drafter.extend(*states_.back(), tokens, features);
+      queries_.push_back({states_.back().get(), 0});
+    }
+  }
+
+  void pass(int64_t requests, int64_t depth) {
+    (void)drafter_.propose(std::span(queries_).first(static_cast<size_t>(requests)), depth);
+  }
+
+ private:
+  Drafter& drafter_;
+  std::vector<std::unique_ptr<DraftState>> states_;
+  std::vector<DraftQuery> queries_;
+};
+
 Status measure_drafter(TargetModel& target, Drafter& drafter, int64_t context, CostTable& table) {
-  const auto layers = static_cast<int64_t>(drafter.feature_layers().size());
-  const std::vector<float> features(static_cast<size_t>(context * layers * target.config().hidden_size),
-                                    0.1f);
-  const std::vector<int32_t> tokens(static_cast<size_t>(context), 0);
   table.requests = {1, 4};
   for (const int64_t depth : kDepths) {
     if (depth >= drafter.least_depth() && depth < drafter.depth()) table.depths.push_back(depth);
   }
   table.depths.push_back(drafter.depth());
-  std::vector<std::unique_ptr<DraftState>> states;
-  std::vector<DraftQuery> queries;
-  for (int64_t i = 0; i < table.requests.back(); ++i) {
-    states.push_back(drafter.start());
-    drafter.extend(*states.back(), tokens, features);
-    queries.push_back({states.back().get(), 0});
-  }
+  DraftProbe probe(target, drafter, context, table.requests.back());
+  auto verified = Probe::create(target, context, table.depths.back() + 1);
+  KDTREE_RETURN_IF_ERROR(verified);
   const size_t columns = table.requests.size();
-  const auto times = measure_passes(table.depths.size() * columns, kNoLimit, [&](size_t i) -> Status {
-    const auto count = static_cast<size_t>(table.requests[i % columns]);
-    (void)drafter.propose(std::span(queries).first(count), table.depths[i / columns]);
+  // Behind the verification of a tree as deep.
+  const auto before = [&](size_t i) -> Status {
+    KDTREE_RETURN_IF_ERROR(verified->pass(context, table.depths[i / columns] + 1));
+    return {};
+  };
+  const auto times = measure_passes(table.depths.size() * columns, kNoLimit, before, [&](size_t i) -> Status {
+    probe.pass(table.requests[i % columns], table.depths[i / columns]);
     return {};
   });
   KDTREE_RETURN_IF_ERROR(times);
@@ -164,10 +192,21 @@ Result<CostTable> CostTable::measure(TargetModel& target, Drafter* drafter, int6
   for (const int64_t context : table.contexts) {
     auto probe = Probe::create(target, context, table.rows.back());
     KDTREE_RETURN_IF_ERROR(probe);
-    auto times = measure_passes(table.rows.size(), 2.0 * most_times, [&](size_t i) -> Status {
+    std::optional<DraftProbe> draft;
+    if (drafter != nullptr) draft.emplace(target, *drafter, context, 1);
+    const auto call = [&](size_t i) -> Status {
       KDTREE_RETURN_IF_ERROR(probe->pass(context, table.rows[i]));
       return {};
-    });
+    };
+    // Plain rounds come behind their like, trees behind a draft.
+    const auto before = [&](size_t i) -> Status {
+      for (int pass = 0; pass < (i == 0 ? kWarmPasses : 1); ++pass)
+        KDTREE_RETURN_IF_ERROR(call(i));
+      if (i > 0 && draft)
+        draft->pass(1, std::clamp(table.rows[i] - 1, drafter->least_depth(), drafter->depth()));
+      return {};
+    };
+    auto times = measure_passes(table.rows.size(), 2.0 * most_times, before, call);
     KDTREE_RETURN_IF_ERROR(times);
     // Fewer rows cannot cost more.
     for (size_t i = times->size() - 1; i > 0; --i)
@@ -183,10 +222,9 @@ Result<CostTable> CostTable::measure(TargetModel& target, Drafter* drafter, int6
 }
 
 Status CostTable::save(const std::string& path, const std::string& key) const {
-  const Json json{{"key", key},           {"rows", rows},
-                  {"contexts", contexts}, {"verify_us", verify_us},
-                  {"requests", requests}, {"depths", depths},
-                  {"draft_us", draft_us}};
+  const Json json{
+      {"key", key},           {"rows", rows},     {"contexts", contexts}, {"verify_us", verify_us},
+      {"requests", requests}, {"depths", depths}, {"draft_us", draft_us}};
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
   if (error) {
@@ -224,16 +262,15 @@ Result<CostTable> CostTable::load(const std::string& path, const std::string& ke
   const auto positive = [](const std::vector<double>& numbers) {
     return std::all_of(numbers.begin(), numbers.end(), [](double x) { return x > 0.0; });
   };
-  const bool draft_shaped = table.requests.empty() == table.depths.empty() &&
-                            table.draft_us.size() == table.depths.size() &&
-                            std::all_of(table.draft_us.begin(), table.draft_us.end(), [&](const auto& row) {
-                              return row.size() == table.requests.size() && positive(row);
-                            });
-  const bool shaped =
-      !table.rows.empty() && table.contexts.size() == 2 && table.verify_us.size() == 2 &&
-      table.verify_us[0].size() == table.rows.size() && table.verify_us[1].size() == table.rows.size() &&
-      ascending(table.rows) && ascending(table.contexts) && ascending(table.requests) &&
-      ascending(table.depths) && positive(table.verify_us[0]) && positive(table.verify_us[1]) && draft_shaped;
+  const bool draft_shaped =
+      table.requests.empty() == table.depths.empty() && table.draft_us.size() == table.depths.size() &&
+      std::all_of(table.draft_us.begin(), table.draft_us.end(),
+                  [&](const auto& row) { return row.size() == table.requests.size() && positive(row); });
+  const bool shaped = !table.rows.empty() && table.contexts.size() == 2 && table.verify_us.size() == 2 &&
+                      table.verify_us[0].size() == table.rows.size() &&
+                      table.verify_us[1].size() == table.rows.size() && ascending(table.rows) &&
+                      ascending(table.contexts) && ascending(table.requests) && ascending(table.depths) &&
+                      positive(table.verify_us[0]) && positive(table.verify_us[1]) && draft_shaped;
   if (!shaped) return fail(KDTREE_INVALID_FILE, "{}: expected a cost for every number of rows", path);
   return table;
 }

@@ -8,9 +8,9 @@
 
 namespace kdtree {
 
-// A climb along the depths that may be drafted. A draft of one depth also tells what all smaller ones would have been
-// worth: it has their trees. So what a step to the next depth brings is known from the rounds that took it, and
-// now and then a round drafts one step deeper than pays, to see.
+// A climb along the depths that may be drafted. A draft of one depth also tells what all smaller ones would
+// have been worth: it has their trees. So what a step to the next depth brings is known from the rounds that
+// took it, and now and then a round drafts one step deeper than pays, to see.
 class DraftDepth {
  public:
   // `depths`: ascending; without any, next() and observe() are never called.

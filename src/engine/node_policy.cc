@@ -14,12 +14,12 @@ constexpr double kMostSaved = 64.0;
 constexpr double kFirstPause = 128.0;
 constexpr double kLaterPause = 256.0;
 
-// The first plain rounds behind others are slow, by a third and less and less: then the caches are theirs. What they take
-// says nothing about plain decoding.
+// The first plain rounds behind others are slow, by a third and less and less: then the caches are theirs.
+// What they take says nothing about plain decoding.
 constexpr int64_t kColdRounds = 4;
 
-// The plain rounds that come in any case may cost this share of the time; and the time between them is at least this, in
-// plain rounds.
+// The plain rounds that come in any case may cost this share of the time; and the time between them is at
+// least this, in plain rounds.
 constexpr double kPlainShare = 0.005;
 constexpr double kLeastWithoutPlain = 160.0;
 

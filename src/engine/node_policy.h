@@ -29,8 +29,7 @@ class NodePolicy {
   // The nodes to verify of each tree, ascending, the root and all ancestors among them. Never only roots
   // where there is a choice: what was drafted is paid for, and only what is verified teaches something.
   // `context` is the mean prefix length, `depth` what was drafted.
-  std::vector<std::vector<int32_t>> choose(std::span<const DraftTree> trees, double context,
-                                           int64_t depth);
+  std::vector<std::vector<int32_t>> choose(std::span<const DraftTree> trees, double context, int64_t depth);
 
   // What a round turned out to be. `tree` is what was verified, `path` the accepted nodes, root first.
   void observe_acceptance(const DraftTree& tree, std::span<const int32_t> path);

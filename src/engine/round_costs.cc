@@ -32,7 +32,8 @@ RoundCosts::RoundCosts(CostTable table)
       draft_errors_(table_.depths.size(), {0.0, kError}) {}
 
 double RoundCosts::verify(int64_t rows, double context) const {
-  return table_.verify(rows, context) * std::exp(speed_.value + verify_errors_[entry(table_.rows, rows)].value);
+  return table_.verify(rows, context) *
+         std::exp(speed_.value + verify_errors_[entry(table_.rows, rows)].value);
 }
 
 double RoundCosts::draft(int64_t requests, int64_t depth) const {

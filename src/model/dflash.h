@@ -23,7 +23,7 @@ struct DFlashConfig {
   int64_t heads = 0;
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
-  int64_t block_size = 0;  // the last token and the masks: one more than the positions proposed
+  int64_t block_size = 0;      // the last token and the masks: one more than the positions proposed
   int64_t min_block_size = 0;  // that it was trained for; block_size where the configuration names none
   int32_t mask_token = 0;
   float norm_eps = 0.0f;

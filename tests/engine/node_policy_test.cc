@@ -204,7 +204,8 @@ TEST(NodePolicy, StopsDraftingWhereItDoesNotPayAndLooksAgainForHalfAPercent) {
   }
 }
 
-// Plain rounds right behind drafted ones find the caches full of other things: they are not what plain decoding costs.
+// Plain rounds right behind drafted ones find the caches full of other things: they are not what plain
+// decoding costs.
 TEST(NodePolicy, LearnsNothingFromTheFirstPlainRounds) {
   const DraftTree trees[] = {random_tree(3, 64)};
   const auto nodes_after = [&](double cold, double warm) {
@@ -219,8 +220,8 @@ TEST(NodePolicy, LearnsNothingFromTheFirstPlainRounds) {
   EXPECT_NE(nodes_after(1.0, 1.5), nodes_after(1.0, 1.0));
 }
 
-// Where drafting pays, plain rounds are looked at again: for at most half a percent of the time, and so the sooner the less
-// drafting brings, for then a change of the machine may turn the two round.
+// Where drafting pays, plain rounds are looked at again: for at most half a percent of the time, and so the
+// sooner the less drafting brings, for then a change of the machine may turn the two round.
 TEST(NodePolicy, LooksAtPlainRoundsTheSoonerTheLessDraftingBrings) {
   double last_share = 1.0;
   for (const double base : {900.0, 1500.0, 6000.0}) {  // a larger part of what plain rounds cost
@@ -377,7 +378,8 @@ class Text {
     std::vector<int32_t> tokens;
     std::vector<float> log_probs;
     for (int64_t d = 0; d < depth; ++d) {
-      const double first = (easy_ ? 0.9 : 0.5) * (0.8 + 0.2 * random_.uniform()) * std::pow(0.97, static_cast<double>(d));
+      const double first =
+          (easy_ ? 0.9 : 0.5) * (0.8 + 0.2 * random_.uniform()) * std::pow(0.97, static_cast<double>(d));
       double left = 1.0 - first;
       for (int32_t k = 0; k < 16; ++k) {
         tokens.push_back(k);
@@ -415,8 +417,8 @@ class Text {
   bool easy_ = false;
 };
 
-// Microseconds a token of 5,000 rounds. `depth`: positions drafted a round, `nodes`: verified, 0 is plain; or both as
-// the policy chooses.
+// Microseconds a token of 5,000 rounds. `depth`: positions drafted a round, `nodes`: verified, 0 is plain; or
+// both as the policy chooses.
 double time_per_token(const CostTable& costs, int64_t depth, size_t nodes, NodePolicy* policy) {
   Text text(7);
   Random random(8);
@@ -470,7 +472,8 @@ TEST(NodePolicy, IsAsFastAsTheBestFixedNumberOfNodes) {
           us *= error == 0.0 ? 1.0 : (1.0 - error + 2.0 * error * random.uniform()) / 1.5;
       }
       NodePolicy policy(wrong);
-      EXPECT_LT(time_per_token(costs, 15, 0, &policy), best / 0.97) << per_row << " us a row, error " << error;
+      EXPECT_LT(time_per_token(costs, 15, 0, &policy), best / 0.97)
+          << per_row << " us a row, error " << error;
     }
   }
 }

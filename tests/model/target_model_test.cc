@@ -93,7 +93,8 @@ TEST(Dflash, ScalesItsRotationAsTheReference) {
   }
 }
 
-// A drafter that was trained for blocks of several sizes: fewer positions are what a drafter of that block size proposes.
+// A drafter that was trained for blocks of several sizes: fewer positions are what a drafter of that block
+// size proposes.
 TEST(Dflash, ProposesFewerPositionsWhereItWasTrainedTo) {
   TargetModel model = load("q_lora");
   const Tensor tokens = golden_tensor("dflash", "tokens");
