@@ -302,7 +302,7 @@ Status Engine::draft() {
     active_[i]->drafted = true;
   }
   if (queries.empty()) return {};
-  const int64_t depth = policy_ ? policy_->draft_depth() : draft_depth(drafting);
+  const int64_t depth = draft_depth(drafting);
   double seconds = 0.0;
   std::span<const float> logits;
   {
@@ -326,12 +326,16 @@ Status Engine::draft() {
   return {};
 }
 
-// As many positions as the trees may be deep.
-int64_t Engine::draft_depth(std::span<const size_t> drafting) const {
-  int64_t depth = drafter_->least_depth();
-  for (const size_t i : drafting)
-    depth = std::max(depth, std::min<int64_t>(most_nodes(*active_[i]), active_[i]->room() - 1));
-  return std::min(depth, drafter_->depth());
+// As many positions as the trees may be deep, or as the policy wants.
+int64_t Engine::draft_depth(std::span<const size_t> drafting) {
+  int64_t depth = 0;
+  if (policy_) {
+    depth = policy_->draft_depth();
+  } else {
+    for (const size_t i : drafting)
+      depth = std::max(depth, std::min<int64_t>(most_nodes(*active_[i]), active_[i]->room() - 1));
+  }
+  return std::clamp(depth, drafter_->least_depth(), drafter_->depth());
 }
 
 int32_t Engine::most_nodes(const Sequence& sequence) const {

@@ -111,7 +111,7 @@ class Engine {
   const Sequence* longest_shared_prefix(const Sequence& sequence, int64_t& length) const;
   Status draft();
   int32_t most_nodes(const Sequence& sequence) const;
-  int64_t draft_depth(std::span<const size_t> drafting) const;
+  int64_t draft_depth(std::span<const size_t> drafting);
   Result<DraftTree> build(const Sequence& sequence, std::span<const float> logits, int64_t drafted);
   void compile();
   Status round(const Emit& emit);

@@ -16,6 +16,7 @@ namespace kdtree {
 
 class NodePolicy {
  public:
+  // `costs`: those of the drafter too.
   explicit NodePolicy(CostTable costs);
 
   // Whether this round should draft at all. Where trees have lost the time of some plain rounds, plain rounds
