@@ -50,6 +50,7 @@ constexpr Way kWays[] = {{DecodeMode::autoregressive, 0}, {DecodeMode::chain, 4}
                          {DecodeMode::chain, 15},         {DecodeMode::tree, 4},  {DecodeMode::tree, 7},
                          {DecodeMode::tree, 15},          {DecodeMode::tree, 31}, {DecodeMode::tree, kAuto}};
 constexpr size_t kWayCount = std::size(kWays);
+constexpr size_t kAutoWay = kWayCount - 1;
 constexpr const char* kModeNames[] = {"ar", "chain", "tree"};
 
 [[noreturn]] void die(const std::string& message) {
@@ -207,8 +208,8 @@ size_t best_fixed_way(const std::vector<std::vector<double>>& us) {
   return best;
 }
 
-// `duel`: repeats of the best fixed way and auto alone.
-void print_cells(const std::vector<std::vector<Outcome>>& repeats,
+// `duel`: repeats of the way `best_fixed` and auto alone.
+void print_cells(const std::vector<std::vector<Outcome>>& repeats, size_t best_fixed,
                  const std::vector<std::vector<Outcome>>& duel, double temperature, const Origin& origin) {
   const auto us = token_us(repeats);
   for (size_t w = 0; w < kWayCount; ++w) {
@@ -232,7 +233,7 @@ void print_cells(const std::vector<std::vector<Outcome>>& repeats,
     if (way.nodes == kAuto) {
       const auto duel_us = token_us(duel);
       const std::vector<double> of_best = quotients(duel_us[0], duel_us[1]);
-      cell["of_best_fixed"] = {{"best", name(kWays[best_fixed_way(us)])},
+      cell["of_best_fixed"] = {{"best", name(kWays[best_fixed])},
                                {"median", median(of_best)},
                                {"interval", confidence_interval(of_best)}};
     }
@@ -261,8 +262,9 @@ int run(const Origin& origin) {
     std::vector<size_t> all(kWayCount);
     std::iota(all.begin(), all.end(), size_t{0});
     const auto repeats = run_all(all, kTries);
-    const size_t pair[] = {best_fixed_way(token_us(repeats)), kWayCount - 1};
-    print_cells(repeats, run_all(pair, kDuelTries), temperature, origin);
+    const size_t best_fixed = best_fixed_way(token_us(repeats));
+    const size_t pair[] = {best_fixed, kAutoWay};
+    print_cells(repeats, best_fixed, run_all(pair, kDuelTries), temperature, origin);
   }
   return 0;
 }

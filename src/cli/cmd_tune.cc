@@ -23,14 +23,8 @@ Result<int> run(const TuneOptions& options) {
   const TuneFile file = tune_file(models);
   KDTREE_RETURN_IF_ERROR(table->save(file.path, file.key));
   if (options.json) {
-    const nlohmann::ordered_json json{{"file", file.path},
-                                      {"key", file.key},
-                                      {"rows", table->rows},
-                                      {"contexts", table->contexts},
-                                      {"verify_us", table->verify_us},
-                                      {"requests", table->requests},
-                                      {"depths", table->depths},
-                                      {"draft_us", table->draft_us}};
+    nlohmann::ordered_json json{{"file", file.path}, {"key", file.key}};
+    CostTable::for_each_field(*table, [&](const char* name, const auto& field) { json[name] = field; });
     print_out("{}\n", json.dump(2));
     return kExitOk;
   }

@@ -32,16 +32,17 @@ double microseconds_since(Clock::time_point begin) {
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 
-// Between the points (x, y) linear; before the first constant, beyond the last in proportion to x.
-double interpolate(const std::vector<int64_t>& x, const std::vector<double>& y, double at) {
+// Between the points (x[i], y(i)) linear; before the first constant, beyond the last in proportion to x.
+template <class Y>
+double interpolate(const std::vector<int64_t>& x, const Y& y, double at) {
   const auto after = std::upper_bound(x.begin(), x.end(), at,
                                       [](double a, int64_t b) { return a < static_cast<double>(b); });
-  if (after == x.begin()) return y.front();
+  if (after == x.begin()) return y(size_t{0});
   const auto i = static_cast<size_t>(after - x.begin()) - 1;
   const auto x0 = static_cast<double>(x[i]);
-  if (i + 1 == x.size()) return y[i] * at / x0;
+  if (i + 1 == x.size()) return y(i) * at / x0;
   const auto x1 = static_cast<double>(x[i + 1]);
-  return y[i] + (y[i + 1] - y[i]) * (at - x0) / (x1 - x0);
+  return y(i) + (y(i + 1) - y(i)) * (at - x0) / (x1 - x0);
 }
 
 // A request whose tokens are made up: what a pass costs does not depend on them.
@@ -164,8 +165,10 @@ Status measure_drafter(TargetModel& target, Drafter& drafter, int64_t context, C
 
 double CostTable::verify(int64_t row_count, double context) const {
   const auto at = static_cast<double>(row_count);
-  const double near = interpolate(rows, verify_us[0], at);
-  const double far = interpolate(rows, verify_us[1], at);
+  const double near = interpolate(
+      rows, [&](size_t i) { return verify_us[0][i]; }, at);
+  const double far = interpolate(
+      rows, [&](size_t i) { return verify_us[1][i]; }, at);
   const auto c0 = static_cast<double>(contexts[0]);
   const auto c1 = static_cast<double>(contexts[1]);
   // Noise must not make a longer context cheaper.
@@ -173,10 +176,12 @@ double CostTable::verify(int64_t row_count, double context) const {
 }
 
 double CostTable::draft(int64_t request_count, int64_t depth) const {
-  std::vector<double> by_depth;
-  for (const std::vector<double>& row : draft_us)
-    by_depth.push_back(interpolate(requests, row, static_cast<double>(request_count)));
-  return by_depth.empty() ? 0.0 : interpolate(depths, by_depth, static_cast<double>(depth));
+  if (draft_us.empty()) return 0.0;
+  const auto at_depth = [&](size_t d) {
+    return interpolate(
+        requests, [&](size_t r) { return draft_us[d][r]; }, static_cast<double>(request_count));
+  };
+  return interpolate(depths, at_depth, static_cast<double>(depth));
 }
 
 Result<CostTable> CostTable::measure(TargetModel& target, Drafter* drafter, int64_t most_rows) {
@@ -222,9 +227,8 @@ Result<CostTable> CostTable::measure(TargetModel& target, Drafter* drafter, int6
 }
 
 Status CostTable::save(const std::string& path, const std::string& key) const {
-  const Json json{
-      {"key", key},           {"rows", rows},     {"contexts", contexts}, {"verify_us", verify_us},
-      {"requests", requests}, {"depths", depths}, {"draft_us", draft_us}};
+  Json json{{"key", key}};
+  for_each_field(*this, [&](const char* name, const auto& field) { json[name] = field; });
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), error);
   if (error) {
@@ -245,12 +249,7 @@ Result<CostTable> CostTable::load(const std::string& path, const std::string& ke
     if (json.at("key").get<std::string>() != key) {
       return fail(KDTREE_INVALID_FILE, "{}: about another model or machine", path);
     }
-    json.at("rows").get_to(table.rows);
-    json.at("contexts").get_to(table.contexts);
-    json.at("verify_us").get_to(table.verify_us);
-    json.at("requests").get_to(table.requests);
-    json.at("depths").get_to(table.depths);
-    json.at("draft_us").get_to(table.draft_us);
+    for_each_field(table, [&](const char* name, auto& field) { json.at(name).get_to(field); });
   } catch (const Json::exception& error) {
     return fail(KDTREE_INVALID_FILE, "{}: {}", path, error.what());
   }

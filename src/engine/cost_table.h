@@ -28,6 +28,17 @@ struct CostTable {
   // Errors: those of the models.
   static Result<CostTable> measure(TargetModel& target, Drafter* drafter, int64_t most_rows);
 
+  // visit(name, member) for each member of a table, const or not: what files and reports hold.
+  template <class Table, class Visit>
+  static void for_each_field(Table& table, const Visit& visit) {
+    visit("rows", table.rows);
+    visit("contexts", table.contexts);
+    visit("verify_us", table.verify_us);
+    visit("requests", table.requests);
+    visit("depths", table.depths);
+    visit("draft_us", table.draft_us);
+  }
+
   // Kept in a file, with the text that says what was measured on what. Errors: KDTREE_IO_ERROR,
   // KDTREE_INVALID_FILE.
   Status save(const std::string& path, const std::string& key) const;

@@ -23,15 +23,18 @@ constexpr int64_t kColdRounds = 4;
 constexpr double kPlainShare = 0.005;
 constexpr double kLeastWithoutPlain = 160.0;
 
-}  // namespace
-
-NodePolicy::NodePolicy(CostTable costs) : costs_(std::move(costs)), depth_(costs_.depths()) {}
+struct Candidate {
+  double weight;
+  size_t tree;
+  int32_t node;
+  int32_t depth;
+};
 
 // All trees' nodes, the most probable first. A node never comes before its parent.
-std::vector<NodePolicy::Candidate> NodePolicy::by_weight(std::span<const DraftTree> trees) const {
+std::vector<Candidate> by_weight(std::span<const DraftTree> trees, const DraftCalibration& calibration) {
   std::vector<Candidate> candidates;
   for (size_t t = 0; t < trees.size(); ++t) {
-    const std::vector<double> weights = calibration_.weights(trees[t]);
+    const std::vector<double> weights = calibration.weights(trees[t]);
     for (int32_t node = 1; node < trees[t].size(); ++node) {
       const auto n = static_cast<size_t>(node);
       candidates.push_back({weights[n], t, node, trees[t].depth[n]});
@@ -44,14 +47,25 @@ std::vector<NodePolicy::Candidate> NodePolicy::by_weight(std::span<const DraftTr
   return candidates;
 }
 
+struct Choice {
+  size_t nodes = 0;  // besides the roots
+  double tokens = 0.0;
+  double us = 1.0;
+  double rate() const { return tokens / us; }
+};
+
+}  // namespace
+
+NodePolicy::NodePolicy(CostTable costs) : depth_(costs.depths), costs_(std::move(costs)) {}
+
 int64_t NodePolicy::draft_depth() {
   return depth_.depths()[depth_.next()];
 }
 
 // What drafting saves is what plain rounds cost: the less it is, the sooner they are looked at again.
 bool NodePolicy::plain_is_due() const {
-  const double cost = static_cast<double>(kPlainRounds) * saved_ / std::max(1.0, without_plain_);
-  return without_plain_ > kLeastWithoutPlain && cost < kPlainShare * without_plain_;
+  if (without_plain_ <= kLeastWithoutPlain) return false;
+  return static_cast<double>(kPlainRounds) * saved_ / without_plain_ < kPlainShare * without_plain_;
 }
 
 bool NodePolicy::should_draft() {
@@ -79,7 +93,7 @@ void NodePolicy::account(double saved_rounds) {
 
 std::vector<std::vector<int32_t>> NodePolicy::choose(std::span<const DraftTree> trees, double context,
                                                      int64_t depth) {
-  const std::vector<Candidate> candidates = by_weight(trees);
+  const std::vector<Candidate> candidates = by_weight(trees, calibration_);
   std::vector<std::vector<int32_t>> keep(trees.size(), {0});
   if (candidates.empty()) return keep;
 

@@ -15,8 +15,6 @@ class RoundCosts {
  public:
   explicit RoundCosts(CostTable table);
 
-  const std::vector<int64_t>& depths() const { return table_.depths; }
-
   // Microseconds, as those of CostTable.
   double verify(int64_t rows, double context) const;
   double draft(int64_t requests, int64_t depth) const;

@@ -372,33 +372,32 @@ void DFlashDrafter::norm_and_rotate(const std::vector<float>& norm, int64_t head
 }
 
 std::span<const float> DFlashDrafter::propose(std::span<const DraftQuery> queries, int64_t depth) {
-  block_size_ = depth + 1;
-  return with_team([&] { return run(queries); });
+  return with_team([&] { return run(queries, depth + 1); });
 }
 
-std::span<const float> DFlashDrafter::run(std::span<const DraftQuery> queries) {
+std::span<const float> DFlashDrafter::run(std::span<const DraftQuery> queries, int64_t block_size) {
   const DFlashConfig& c = config_;
-  const int64_t rows = static_cast<int64_t>(queries.size()) * block_size_;
+  const int64_t rows = static_cast<int64_t>(queries.size()) * block_size;
   std::vector<Block> blocks;
   std::vector<int32_t> tokens;
   for (const DraftQuery& query : queries) {
     auto& cache = static_cast<Cache&>(*query.state);
     compute_pending(cache);
-    cache.reserve(cache.length + block_size_);
+    cache.reserve(cache.length + block_size);
     blocks.push_back({&cache, static_cast<int64_t>(tokens.size())});
     tokens.push_back(query.root_token);
-    tokens.resize(tokens.size() + static_cast<size_t>(block_size_) - 1, c.mask_token);
+    tokens.resize(tokens.size() + static_cast<size_t>(block_size) - 1, c.mask_token);
   }
   for (std::vector<float>* memory : {&hidden_, &normed_, &update_})
     memory->resize(static_cast<size_t>(rows * c.hidden_size));
   target_.embed(tokens, hidden_.data());
   prepare_angles(rows);
   parallel_rows(rows, c.head_dim, [&](int64_t r) {
-    angles(blocks[static_cast<size_t>(r / block_size_)].cache->length + r % block_size_, r);
+    angles(blocks[static_cast<size_t>(r / block_size)].cache->length + r % block_size, r);
   });
   for (int64_t i = 0; i < c.layers; ++i) {
     const Layer& layer = layers_[static_cast<size_t>(i)];
-    attention(i, blocks);
+    attention(i, blocks, block_size);
     norm_rows(layer.mlp_norm, rows, hidden_.data(), normed_.data());
     mlp_forward(layer.mlp, normed_, rows, update_.data(), mlp_);
     std::transform(hidden_.begin(), hidden_.end(), update_.begin(), hidden_.begin(), std::plus<>());
@@ -406,7 +405,7 @@ std::span<const float> DFlashDrafter::run(std::span<const DraftQuery> queries) {
   // The first row of each block is the last token's own: it proposes nothing.
   int64_t proposed = 0;
   for (int64_t r = 0; r < rows; ++r) {
-    if (r % block_size_ == 0) continue;
+    if (r % block_size == 0) continue;
     best_ops_target().rms_norm(hidden_.data() + r * c.hidden_size, norm_.data(), c.norm_eps, c.hidden_size,
                                normed_.data() + proposed * c.hidden_size);
     ++proposed;
@@ -416,10 +415,10 @@ std::span<const float> DFlashDrafter::run(std::span<const DraftQuery> queries) {
   return logits_;
 }
 
-void DFlashDrafter::attention(int64_t index, std::span<const Block> blocks) {
+void DFlashDrafter::attention(int64_t index, std::span<const Block> blocks, int64_t block_size) {
   const DFlashConfig& c = config_;
   const Layer& layer = layers_[static_cast<size_t>(index)];
-  const int64_t rows = static_cast<int64_t>(blocks.size()) * block_size_;
+  const int64_t rows = static_cast<int64_t>(blocks.size()) * block_size;
   const int64_t q_width = c.heads * c.head_dim;
   const int64_t kv_width = c.kv_heads * c.head_dim;
   norm_rows(layer.attention_norm, rows, hidden_.data(), normed_.data());
@@ -438,10 +437,10 @@ void DFlashDrafter::attention(int64_t index, std::span<const Block> blocks) {
     norm_and_rotate(layer.q_norm, c.heads, r, q);
     std::transform(q, q + q_width, q, [scale](float x) { return x * scale; });
     norm_and_rotate(layer.k_norm, c.kv_heads, r, k_.data() + r * kv_width);
-    Cache& cache = *blocks[static_cast<size_t>(r / block_size_)].cache;
-    cache.write(index, cache.length + r % block_size_, k_.data() + r * kv_width, v_.data() + r * kv_width);
+    Cache& cache = *blocks[static_cast<size_t>(r / block_size)].cache;
+    cache.write(index, cache.length + r % block_size, k_.data() + r * kv_width, v_.data() + r * kv_width);
   });
-  attend(index, blocks);
+  attend(index, blocks, block_size);
   const LinearTask out[] = {
       {attended_.data(), q_width, rows, layer.o.panels(), update_.data(), c.hidden_size}};
   linear(out);
@@ -449,23 +448,23 @@ void DFlashDrafter::attention(int64_t index, std::span<const Block> blocks) {
 }
 
 // softmax(q k^T) v, every position of a block over all committed ones and the block.
-void DFlashDrafter::attend(int64_t index, std::span<const Block> blocks) {
+void DFlashDrafter::attend(int64_t index, std::span<const Block> blocks, int64_t block_size) {
   const DFlashConfig& c = config_;
   const int64_t q_width = c.heads * c.head_dim;
   std::vector<int64_t> first;  // scores of each block
   int64_t size = 0;
   for (const Block& block : blocks) {
     first.push_back(size);
-    size += c.heads * block_size_ * (block.cache->length + block_size_);
+    size += c.heads * block_size * (block.cache->length + block_size);
   }
   scores_.resize(static_cast<size_t>(size));
   // task(block, head, key head, scores, positions) for every head of every block.
   const auto run = [&](const auto& task) {
     tasks_.clear();
     for (size_t b = 0; b < blocks.size(); ++b) {
-      const int64_t positions = blocks[b].cache->length + block_size_;
+      const int64_t positions = blocks[b].cache->length + block_size;
       for (int64_t h = 0; h < c.heads; ++h) {
-        float* scores = scores_.data() + first[b] + h * block_size_ * positions;
+        float* scores = scores_.data() + first[b] + h * block_size * positions;
         tasks_.push_back(task(blocks[b], h, h / (c.heads / c.kv_heads), scores, positions));
       }
     }
@@ -473,18 +472,18 @@ void DFlashDrafter::attend(int64_t index, std::span<const Block> blocks) {
   };
   run([&](const Block& block, int64_t head, int64_t kv_head, float* scores, int64_t positions) {
     const float* q = q_.data() + block.row * q_width + head * c.head_dim;
-    return LinearTask{q,      q_width,  block_size_, block.cache->keys(index, kv_head, positions),
+    return LinearTask{q,      q_width,  block_size, block.cache->keys(index, kv_head, positions),
                       scores, positions};
   });
   for (size_t b = 0; b < blocks.size(); ++b) {
-    const int64_t positions = blocks[b].cache->length + block_size_;
-    parallel_rows(c.heads * block_size_, positions, [&](int64_t row) {
+    const int64_t positions = blocks[b].cache->length + block_size;
+    parallel_rows(c.heads * block_size, positions, [&](int64_t row) {
       best_ops_target().softmax(scores_.data() + first[b] + row * positions, positions);
     });
   }
   run([&](const Block& block, int64_t head, int64_t kv_head, float* scores, int64_t positions) {
     float* out = attended_.data() + block.row * q_width + head * c.head_dim;
-    return LinearTask{scores, positions, block_size_, block.cache->values(index, kv_head, positions),
+    return LinearTask{scores, positions, block_size, block.cache->values(index, kv_head, positions),
                       out,    q_width};
   });
 }

@@ -71,10 +71,10 @@ class DFlashDrafter : public Drafter {
   explicit DFlashDrafter(const TargetModel& target) : target_(target) {}
   std::string weight_prefix() const;
   Status load_layer(int64_t index, Products products);
-  std::span<const float> run(std::span<const DraftQuery> queries);
+  std::span<const float> run(std::span<const DraftQuery> queries, int64_t block_size);
   void compute_pending(Cache& cache);
-  void attention(int64_t index, std::span<const Block> blocks);
-  void attend(int64_t index, std::span<const Block> blocks);
+  void attention(int64_t index, std::span<const Block> blocks, int64_t block_size);
+  void attend(int64_t index, std::span<const Block> blocks, int64_t block_size);
   void norm_rows(const std::vector<float>& norm, int64_t rows, const float* x, float* out) const;
   void prepare_angles(int64_t rows);
   void angles(int64_t position, int64_t row);
@@ -87,8 +87,6 @@ class DFlashDrafter : public Drafter {
   std::vector<float> hidden_norm_;
   std::vector<float> norm_;
   std::vector<Layer> layers_;
-
-  int64_t block_size_ = 0;  // of the proposal at work
 
   std::shared_ptr<Spare> spare_ = std::make_shared<Spare>();
 

@@ -56,6 +56,14 @@ std::vector<int32_t> likeliest_path(const DraftTree& tree, size_t length) {
   return path;
 }
 
+// Of a round that verifies `keep`, by the drafter's word.
+double expected_tokens(const DraftTree& tree, std::span<const int32_t> keep) {
+  double tokens = 0.0;
+  for (const int32_t node : keep)
+    tokens += std::exp(tree.log_weight[static_cast<size_t>(node)]);
+  return tokens;
+}
+
 TEST(CostTable, InterpolatesBetweenWhatWasMeasured) {
   const CostTable costs = table(100, 10, 50);
   EXPECT_DOUBLE_EQ(costs.verify(1, 64), 110);
@@ -190,9 +198,7 @@ TEST(NodePolicy, StopsDraftingWhereItDoesNotPayAndLooksAgainForHalfAPercent) {
       }
       const auto keep = policy.choose(trees, 100, 7)[0];
       ASSERT_GE(keep.size(), 2u) << "what is not verified teaches nothing";
-      double tokens = 1.0;
-      for (size_t n = 1; n < keep.size(); ++n)
-        tokens += std::exp(trees[0].log_weight[static_cast<size_t>(keep[n])]);
+      const double tokens = expected_tokens(trees[0], keep);
       lost += draft + costs.verify(static_cast<int64_t>(keep.size()), 100) - tokens * plain;
       if (plain_rounds == 16) first_look = lost;  // those before the first
     }
@@ -235,9 +241,7 @@ TEST(NodePolicy, LooksAtPlainRoundsTheSoonerTheLessDraftingBrings) {
     for (int round = 0; round < 50000; ++round) {
       if (policy.should_draft()) {
         const auto keep = policy.choose(trees, 100, 7)[0];
-        double tokens = 1.0;
-        for (size_t n = 1; n < keep.size(); ++n)
-          tokens += std::exp(trees[0].log_weight[static_cast<size_t>(keep[n])]);
+        const double tokens = expected_tokens(trees[0], keep);
         const double us = 100 + costs.verify(static_cast<int64_t>(keep.size()), 100);
         gain = tokens * plain / us;
         ASSERT_GT(gain, 1.0);

@@ -43,19 +43,23 @@ class Windows:
         return self.tokens[starts[:, None] + torch.arange(length + 1, device=starts.device)].long()
 
 
+def random_pieces(tokens: Tensor, starts: Tensor, count: int, length: int, generator: torch.Generator) -> Tensor:
+    """[count, length] pieces of the text that begin at random ones of `starts`."""
+    chosen = torch.randint(len(starts), (count,), generator=generator, device=starts.device)
+    return tokens[starts[chosen][:, None] + torch.arange(length, device=starts.device)].long()
+
+
 def random_prompts(tokens: Tensor, count: int, length: int, generator: torch.Generator) -> Tensor:
     """[count, length] pieces of the text, each from the beginning of a line."""
     lines = (tokens[: -length - 1] == ord("\n")).nonzero()[:, 0] + 1
-    chosen = torch.randint(len(lines), (count,), generator=generator, device=lines.device)
-    return tokens[lines[chosen][:, None] + torch.arange(length, device=lines.device)].long()
+    return random_pieces(tokens, lines, count, length, generator)
 
 
 def file_beginnings(tokens: Tensor, count: int, length: int, generator: torch.Generator) -> Tensor:
     """[count, length] beginnings of files that are longer."""
     starts = (tokens == END).nonzero()[:, 0] + 1
     starts = starts[starts.diff(append=starts.new_tensor([len(tokens) + 1])) > length + 1]
-    chosen = torch.randint(len(starts), (count,), generator=generator, device=starts.device)
-    return tokens[starts[chosen][:, None] + torch.arange(length, device=starts.device)].long()
+    return random_pieces(tokens, starts, count, length, generator)
 
 
 def mixed_prompts(tokens: Tensor, count: int, length: int, generator: torch.Generator) -> Tensor:

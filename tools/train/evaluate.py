@@ -72,9 +72,14 @@ def accepted_of_tree(logp: Tensor, budget: int, text: Sequence[int]) -> int:
     return length
 
 
+def text_of(tokens: Sequence[int]) -> bytes:
+    """What is no byte, as one that Python text does not have."""
+    return bytes(min(t, 255) for t in tokens)
+
+
 def accepted_of_lookup(text: Sequence[int], place: int, block: int) -> int:
     """Prompt lookup (Saxena 2023): the bytes behind the last place that ended in the same 4 to 16 bytes."""
-    seen = bytes(min(t, 255) for t in text[: place + 1])
+    seen = text_of(text[: place + 1])
     for n in range(min(16, place), 3, -1):
         found = seen.rfind(seen[-n:], 0, len(seen) - 1)
         if found >= 0:
@@ -150,10 +155,6 @@ def parses(prompt_and_text: bytes) -> bool:
     return True
 
 
-def text_of(tokens: Tensor) -> bytes:
-    return bytes(min(t, 255) for t in tokens.tolist())
-
-
 def share_repeated(text: Tensor) -> float:
     """Of its n-grams, those that stood in it before."""
     return float(repeated(text[None], NGRAM).float().mean())
@@ -161,12 +162,12 @@ def share_repeated(text: Tensor) -> float:
 
 def real_text(tokens: Tensor, starts: list[int], new: int) -> dict[str, float]:
     """What is measured of continuations, of the files themselves: beginnings as long as prompts, and `new` bytes more."""
-    files = [file for file in tokens.tensor_split((tokens == END).nonzero()[:, 0].tolist()) if len(file) > new]
+    files = tokens.tensor_split((tokens == END).nonzero()[:, 0].tolist())
     texts = [(file[1 : 1 + start + new], start) for file in files for start in starts if len(file) > start + new]
     return {
         "texts": len(texts),
         "repeated_12_grams": sum(share_repeated(text[start:]) for text, start in texts) / len(texts),
-        "parse": sum(parses(text_of(text)) for text, _ in texts) / len(texts),
+        "parse": sum(parses(text_of(text.tolist())) for text, _ in texts) / len(texts),
     }
 
 
@@ -224,7 +225,7 @@ def main() -> None:
             ]
             texts = drawn[0]
             shares = [share_repeated(text[start:]) for some in drawn for text, start in zip(some, starts, strict=True)]
-            parsed = [parses(text_of(text)) for some in drawn for text in some]
+            parsed = [parses(text_of(text.tolist())) for some in drawn for text in some]
             straight = [i for i, share in enumerate(shares[: len(texts)]) if share <= LOOPING]
             lengths = [accept_lengths(target, drafter, text, start) for text, start in zip(texts, starts, strict=True)]
             row = {
@@ -238,7 +239,7 @@ def main() -> None:
             results[f"{name}, T = {temperature:g}"] = row
             print(f"{name}, T = {temperature:g}: {json.dumps(row)}", flush=True)
             for text, start in list(zip(texts, starts, strict=True))[: arguments.show]:
-                parts = (text_of(text[:start]), text_of(text[start:]))
+                parts = (text_of(text[:start].tolist()), text_of(text[start:].tolist()))
                 print("-" * 30 + "\n" + "│".join(part.decode(errors="replace") for part in parts))
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")

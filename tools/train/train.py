@@ -40,7 +40,7 @@ STAGES: dict[str, dict[str, Any]] = {
         "ngram": 16, "weight": 5.0,
     },
     # `pool` self-generated sequences of `length` bytes; half of them greedy, half at `temperature`. A share of the blocks,
-    # `cut`, has only 2 to 16 positions, so that the drafter may be asked for fewer.
+    # `cut`, has only `min_block_size` to `block_size` positions, so that the drafter may be asked for fewer.
     "drafter": {
         "steps": 9000, "batch": 96, "anchors": 24, "length": 640, "pool": 49152, "chunk": 6144, "temperature": 0.7,
         "cut": 0.5,
@@ -339,7 +339,7 @@ def train_drafter(arguments: argparse.Namespace) -> None:
     print(f"drafter: {len(texts)} continuations, {new / 1e6:.1f} M bytes of the target's own, "
           f"{trainer.elapsed() - trainer.seconds:.0f} s", flush=True)  # fmt: skip
 
-    block, count = model.block, settings["anchors"]
+    block, least, count = model.block, config["dflash_config"]["min_block_size"], settings["anchors"]
     weight = torch.exp(-torch.arange(block - 1, device=trainer.device) / 7.0)  # the paper's, for blocks of 16
     embedding, head = target.model.embed_tokens.weight, target.lm_head.weight
 
@@ -360,7 +360,10 @@ def train_drafter(arguments: argparse.Namespace) -> None:
         kept = weight * (places < (anchors + lengths)[..., None])
         hits = (drafted.argmax(-1) == right).long().cumprod(-1).sum(-1).float()
         whole = (lengths == block).float()
-        accepted = [(hits[part] * whole[part]).sum() / whole[part].sum().clamp(min=1) for part in (slice(half), slice(half, None))]
+        accepted = [
+            (hits[part] * whole[part]).sum() / whole[part].sum().clamp(min=1)
+            for part in (slice(half), slice(half, None))
+        ]
         return (surprise * kept).sum() / kept.sum(), *accepted
 
     compiled_loss = compiled(loss_of)
@@ -376,7 +379,7 @@ def train_drafter(arguments: argparse.Namespace) -> None:
         span = settings["length"] - block - starts[rows] + 1  # anchors from the prompt's last byte on
         random = torch.rand(len(rows), count, generator=generator, device=trainer.device)
         anchors = starts[rows][:, None] - 1 + (random * span[:, None]).long()
-        lengths = torch.randint(2, block + 1, anchors.shape, generator=generator, device=trainer.device)
+        lengths = torch.randint(least, block + 1, anchors.shape, generator=generator, device=trainer.device)
         random = torch.rand(anchors.shape, generator=generator, device=trainer.device)
         lengths[random >= settings["cut"]] = block
         loss, *accepted = compiled_loss(tokens, anchors, lengths)
