@@ -36,14 +36,15 @@ STAGES: dict[str, dict[str, Any]] = {
     "target": {"steps": 8000, "batch": 128, "length": 1024, "long_steps": 1000, "long_length": 2048},
     # Prompts of one of these lengths, continued to `own` bytes; new ones every `every` steps.
     "unloop": {
-        "steps": 400, "batch": 64, "length": 1024, "prompts": 2048, "starts": (128, 192, 256, 320), "own": 512, "every": 16,
-        "ngram": 16, "weight": 5.0,
+        "steps": 800, "batch": 64, "length": 1024, "prompts": 2048, "starts": (128, 192, 256, 320), "own": 512, "every": 16,
+        "ngram": 16, "weight": 10.0,
     },
-    # `pool` self-generated sequences of `length` bytes; half of them greedy, half at `temperature`. A share of the blocks,
-    # `cut`, has only `min_block_size` to `block_size` positions, so that the drafter may be asked for fewer.
+    # `pool` self-generated sequences of `length` bytes; half of them greedy, half at `temperature`; of a batch, `greedy`
+    # are of the first kind. A share of the blocks, `cut`, has only `min_block_size` to `block_size` positions, so that
+    # the drafter may be asked for fewer.
     "drafter": {
-        "steps": 9000, "batch": 96, "anchors": 24, "length": 640, "pool": 49152, "chunk": 6144, "temperature": 0.7,
-        "cut": 0.5,
+        "steps": 11000, "batch": 96, "greedy": 32, "anchors": 24, "length": 640, "pool": 98304, "chunk": 6144,
+        "temperature": 0.7, "cut": 0.5,
     },
 }  # fmt: skip
 TOY: dict[str, dict[str, Any]] = {
@@ -53,7 +54,8 @@ TOY: dict[str, dict[str, Any]] = {
         "ngram": 8, "weight": 2.0,
     },
     "drafter": {
-        "steps": 8, "batch": 2, "anchors": 3, "length": 96, "pool": 8, "chunk": 4, "temperature": 0.7, "cut": 0.5,
+        "steps": 8, "batch": 2, "greedy": 1, "anchors": 3, "length": 96, "pool": 8, "chunk": 4, "temperature": 0.7,
+        "cut": 0.5,
     },
 }  # fmt: skip
 # Sizes of the toy that differ from target.json and drafter.json.
@@ -343,7 +345,7 @@ def train_drafter(arguments: argparse.Namespace) -> None:
     weight = torch.exp(-torch.arange(block - 1, device=trainer.device) / 7.0)  # the paper's, for blocks of 16
     embedding, head = target.model.embed_tokens.weight, target.lm_head.weight
 
-    half = settings["batch"] // 2  # rows of a batch that are greedy; the others are sampled
+    n_greedy = settings["greedy"]
 
     def loss_of(tokens: Tensor, anchors: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         with mixed_precision():
@@ -353,27 +355,32 @@ def train_drafter(arguments: argparse.Namespace) -> None:
         places = anchors[..., None] + torch.arange(1, block, device=anchors.device)  # [B, A, block - 1]
         right = tokens.gather(1, places.flatten(1)).view_as(places)
         # What the target may say there: its choice where it was greedy, its whole distribution where it sampled.
-        before = (places[half:] - 1).flatten(1)[..., None].expand(-1, -1, logits.shape[-1])
-        soft = (logits[half:].float().gather(1, before) / settings["temperature"]).softmax(-1)
-        wanted = torch.cat([F.one_hot(right[:half], soft.shape[-1]).float(), soft.view(*right[half:].shape, -1)])
-        surprise = -(wanted * drafted.float().log_softmax(-1)).sum(-1)
-        kept = weight * (places < (anchors + lengths)[..., None])
+        before = (places[n_greedy:] - 1).flatten(1)[..., None].expand(-1, -1, logits.shape[-1])
+        soft = (logits[n_greedy:].float().gather(1, before) / settings["temperature"]).softmax(-1)
+        wanted = torch.cat([F.one_hot(right[:n_greedy], soft.shape[-1]).float(), soft.view(*right[n_greedy:].shape, -1)])
+        logp = drafted.float().log_softmax(-1)
+        surprise = -(wanted * logp).sum(-1)
+        # A position counts as far as the drafter itself believes in what stands before it: behind a wrong one nothing is
+        # of use. A little of the paper's weights lets all positions learn from the start.
+        believed = logp.detach().gather(-1, right.view_as(places)[..., None])[..., 0].cumsum(-1).exp()
+        reached = F.pad(believed[..., :-1], (1, 0), value=1.0)
+        kept = (reached + 0.1 * weight) * (places < (anchors + lengths)[..., None])
         hits = (drafted.argmax(-1) == right).long().cumprod(-1).sum(-1).float()
         whole = (lengths == block).float()
         accepted = [
             (hits[part] * whole[part]).sum() / whole[part].sum().clamp(min=1)
-            for part in (slice(half), slice(half, None))
+            for part in (slice(n_greedy), slice(n_greedy, None))
         ]
         return (surprise * kept).sum() / kept.sum(), *accepted
 
     compiled_loss = compiled(loss_of)
     generator = torch.Generator(trainer.device).manual_seed(arguments.seed + trainer.step)
-    pools = [greedy.nonzero()[:, 0], (~greedy).nonzero()[:, 0]]
+    pools = [(greedy.nonzero()[:, 0], n_greedy), ((~greedy).nonzero()[:, 0], settings["batch"] - n_greedy)]
     totals = torch.zeros(3, device=trainer.device)
     counted = 0
     for step in trainer.run():
         rows = torch.cat(
-            [pool[torch.randint(len(pool), (half,), generator=generator, device=trainer.device)] for pool in pools]
+            [pool[torch.randint(len(pool), (n,), generator=generator, device=trainer.device)] for pool, n in pools]
         )
         tokens = texts[rows].long()
         span = settings["length"] - block - starts[rows] + 1  # anchors from the prompt's last byte on
