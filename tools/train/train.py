@@ -362,7 +362,7 @@ def train_drafter(arguments: argparse.Namespace) -> None:
         surprise = -(wanted * logp).sum(-1)
         # A position counts as far as the drafter itself believes in what stands before it: behind a wrong one nothing is
         # of use. A little of the paper's weights lets all positions learn from the start.
-        believed = logp.detach().gather(-1, right.view_as(places)[..., None])[..., 0].cumsum(-1).exp()
+        believed = logp.detach().gather(-1, right[..., None])[..., 0].cumsum(-1).exp()
         reached = F.pad(believed[..., :-1], (1, 0), value=1.0)
         kept = (reached + 0.1 * weight) * (places < (anchors + lengths)[..., None])
         hits = (drafted.argmax(-1) == right).long().cumprod(-1).sum(-1).float()
