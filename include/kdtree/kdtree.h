@@ -313,7 +313,7 @@ KDTREE_API int32_t kdtree_kv_compact(const kdtree_kv_compact_params* params, voi
 /* ---- verify attention ---------------------------------------------------------------------- */
 
 /* Backends of the operation. KDTREE_FORCE_BACKEND=<name> in the environment overrides `auto`. */
-#define KDTREE_BACKEND_AUTO 0             /* the fastest that is available here */
+#define KDTREE_BACKEND_AUTO 0             /* the fastest here that supports the problem */
 #define KDTREE_BACKEND_ORACLE 1           /* "oracle": fp64 on the host */
 #define KDTREE_BACKEND_CPU 2              /* "cpu": SIMD on all threads of the host */
 #define KDTREE_BACKEND_CUDA_NAIVE 3       /* "cuda-naive" */
@@ -327,12 +327,16 @@ KDTREE_API int32_t kdtree_kv_compact(const kdtree_kv_compact_params* params, voi
 #define KDTREE_TREE_ANCESTOR_BITS 2 /* `ancestor_bits` */
 #define KDTREE_TREE_BOOL_MASK 3     /* `mask`, one byte a cell (SGLang's custom_mask) */
 /* A parent of KDTREE_PARENT_PADDING, an all-zero row of ancestor bits, or an all-zero row of mask tree
- * columns marks a padding row: it sees nothing (output 0, LSE -inf) and no node may descend from it. */
+ * columns marks a padding row: it sees nothing (output 0, LSE -inf), its query may hold
+ * anything, and no node may descend from it. */
 #define KDTREE_PARENT_PADDING (-2)
 
 /* Where the draft nodes' KV rows are. */
 #define KDTREE_DRAFT_IN_POOL 0  /* row draft_slots[t] of kv */
 #define KDTREE_DRAFT_SEPARATE 1 /* row t of draft_kv */
+
+#define KDTREE_MEMORY_HOST 0 /* backends oracle and cpu */
+#define KDTREE_MEMORY_CUDA 1 /* backends cuda-*: memory of the current device, or managed */
 
 #define KDTREE_PLAN_BALANCED 0  /* fastest; bit-reproducible for the same batch */
 #define KDTREE_PLAN_INVARIANT 1 /* a row's bits do not depend on other rows, nodes or requests */
@@ -372,7 +376,8 @@ typedef struct kdtree_verify_attn_params {
   int32_t indptr_dtype;  /* i32 | i64: qo_indptr, kv_indptr */
   const void* qo_indptr; /* [b+1] rows of request r; starts at 0 */
   const void* kv_indptr; /* [b+1] prefix slots of request r; starts at 0; empty prefixes allowed */
-  /* KV pool */
+  /* KV pool. Rows that kv_indices and draft_slots name are finite: one that is not may reach rows that do not
+   * see it (0 * inf). All others, and those of padding rows, may hold anything. */
   const void* kv; /* [kv_slots, D] */
   int64_t kv_slots;
   int64_t kv_row_stride;    /* 0 = D */
@@ -382,28 +387,35 @@ typedef struct kdtree_verify_attn_params {
   int32_t kv_indices_dtype; /* i32 | i64: kv_indices, draft_slots */
   int32_t draft_location;   /* KDTREE_DRAFT_* */
   const void* draft_slots;  /* [T] with KDTREE_DRAFT_IN_POOL */
-  const void* draft_kv;     /* [T, D] with KDTREE_DRAFT_SEPARATE */
+  const void* draft_kv;     /* [T, D] with KDTREE_DRAFT_SEPARATE; finite but for padding rows */
   int64_t draft_row_stride; /* 0 = D */
   /* tree */
   int32_t tree_encoding;         /* KDTREE_TREE_* */
   int32_t mask_skip_prefix;      /* 1: prefix columns are not read; 0: they are, and must all be set */
   const int32_t* parents;        /* [T] local, -1 root */
   const uint64_t* ancestor_bits; /* [T, bits_stride] */
-  int64_t bits_stride;           /* words a row; 0 = ceil(max N / 64) */
-  const uint8_t* mask;           /* request r's rows start at mask + mask_indptr[r] */
-  const int64_t* mask_indptr;    /* [b] (or SGLang's [b+1]) byte offsets */
-  int64_t mask_row_stride;       /* bytes between rows; 0 = SGLang's layout: rows of prefix + N columns */
-  int64_t mask_column_offset;    /* column of node 0, or -1 = the request's prefix length (which a
-                                    mask_row_stride of 0 implies) */
+  int64_t bits_stride;        /* words a row; 0 = ceil(max N / 64); with KDTREE_MEMORY_CUDA and max_nodes over
+                                 64: as many as max_nodes needs */
+  const uint8_t* mask;        /* request r's rows start at mask + mask_indptr[r] */
+  const int64_t* mask_indptr; /* [b] (or SGLang's [b+1]) byte offsets */
+  int64_t mask_row_stride;    /* bytes between rows; 0 = SGLang's layout: rows of prefix + N columns */
+  int64_t mask_column_offset; /* column of node 0, or -1 = the request's prefix length (which a
+                                 mask_row_stride of 0 implies) */
+  /* memory */
+  int32_t memory; /* KDTREE_MEMORY_*: where all arrays are, the workspace included */
+  /* bounds of what the arrays say, for KDTREE_MEMORY_CUDA, where the host cannot read them */
+  int32_t max_nodes;  /* N of every request at most */
+  int64_t max_rows;   /* T at most; q, out, lse, parents and draft_slots have that many rows */
+  int64_t max_prefix; /* prefix length of every request at most; 0: there are no prefixes */
 } kdtree_verify_attn_params;
 
 /* Scratch bytes the chosen backend needs for these sizes. Host backends read the indptr arrays. cpu: room for
  * all threads that the calling thread may use; with less it uses fewer, down to one. */
 KDTREE_API int32_t kdtree_verify_attn_workspace_size(const kdtree_verify_attn_params* params,
                                                      size_t* bytes) KDTREE_NOEXCEPT;
-/* Runs it. Capturable: host backends no. Errors: KDTREE_INVALID_ARGUMENT, KDTREE_INVALID_TREE,
- * KDTREE_UNSUPPORTED (a dtype or size the backend lacks), KDTREE_BACKEND_UNAVAILABLE (with the
- * reason), KDTREE_WORKSPACE_TOO_SMALL. */
+/* Runs it. Capturable: host backends no, CUDA backends yes. Errors: KDTREE_INVALID_ARGUMENT,
+ * KDTREE_INVALID_TREE, KDTREE_UNSUPPORTED (a dtype or size the backend lacks), KDTREE_BACKEND_UNAVAILABLE
+ * (with the reason), KDTREE_WORKSPACE_TOO_SMALL. */
 KDTREE_API int32_t kdtree_verify_attn(const kdtree_verify_attn_params* params, void* workspace, size_t bytes,
                                       void* stream) KDTREE_NOEXCEPT;
 

@@ -17,13 +17,14 @@ struct Backend {
   std::string reason;  // what it runs on, or: required, present, missing
 };
 
-// Slowest first, the CUDA ones included where they are unavailable.
+// Slowest first, the CUDA ones included where they are unavailable. Theirs is what the current device says,
+// which is asked once.
 std::span<const Backend> backends();
 // Errors: KDTREE_INVALID_ARGUMENT listing the names there are.
 Result<int32_t> backend_from_name(const std::string& name);
 
 // The backend that will run: the problem's own, KDTREE_FORCE_BACKEND when that is AUTO, else the fastest that
-// is available. Errors: KDTREE_BACKEND_UNAVAILABLE with the reason, KDTREE_INVALID_ARGUMENT.
+// is available for its memory. Errors: KDTREE_BACKEND_UNAVAILABLE with the reason, KDTREE_INVALID_ARGUMENT.
 Result<int32_t> choose_backend(const VerifyProblem& problem);
 
 // Called now and then during a run on the host with rows done and rows in all; false stops the run, which

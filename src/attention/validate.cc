@@ -223,6 +223,7 @@ Status validate_fields(const VerifyProblem& p) {
   KDTREE_RETURN_IF_ERROR(check_strides(p));
   KDTREE_RETURN_IF_ERROR(
       check_range("draft_location", p.draft_location, KDTREE_DRAFT_IN_POOL, KDTREE_DRAFT_SEPARATE));
+  KDTREE_RETURN_IF_ERROR(check_range("memory", p.memory, KDTREE_MEMORY_HOST, KDTREE_MEMORY_CUDA));
   if (p.batch == 0) return {};  // nothing is read or written
   KDTREE_RETURN_IF_ERROR(check_pointer("qo_indptr", p.qo_indptr));
   KDTREE_RETURN_IF_ERROR(check_pointer("kv_indptr", p.kv_indptr));

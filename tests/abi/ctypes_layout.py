@@ -160,6 +160,10 @@ BLOCKS = {
         ("mask_indptr", ptr),
         ("mask_row_stride", i64),
         ("mask_column_offset", i64),
+        ("memory", i32),
+        ("max_nodes", i32),
+        ("max_rows", i64),
+        ("max_prefix", i64),
     ],
     "kdtree_backend_info": [
         ("backend", i32),

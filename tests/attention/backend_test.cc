@@ -190,9 +190,13 @@ TEST(Backend, NamesReasonsAndChoice) {
   EXPECT_EQ(*choose_backend(p), KDTREE_BACKEND_CPU);
   p.backend = 77;
   EXPECT_EQ(choose_backend(p).error().code, KDTREE_INVALID_ARGUMENT);
-  p.backend = KDTREE_BACKEND_CUDA_FLASH_PAGED;
+  p.backend = KDTREE_BACKEND_CUDA_SM90;
   EXPECT_EQ(choose_backend(p).error().code, KDTREE_BACKEND_UNAVAILABLE);
-  EXPECT_NE(choose_backend(p).error().message.find("required: CUDA kernels"), std::string::npos);
+  EXPECT_NE(choose_backend(p).error().message.find("required: "), std::string::npos);
+  p.backend = KDTREE_BACKEND_CPU;
+  p.memory = KDTREE_MEMORY_CUDA;
+  EXPECT_EQ(choose_backend(p).error().message, "memory is 1, expected KDTREE_MEMORY_HOST with backend cpu");
+  p.memory = KDTREE_MEMORY_HOST;
 
   setenv("KDTREE_FORCE_BACKEND", "oracle", 1);
   p.backend = KDTREE_BACKEND_AUTO;

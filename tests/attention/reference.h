@@ -69,12 +69,12 @@ inline Reference reference_attention(const VerifyCase& c) {
                                            : index_at(problem.draft_slots, t);
           const int64_t base = slot * rows.shape[1];
           double dot = 0.0;
-          std::vector<double> value;
+          std::vector<double> value(static_cast<size_t>(p.latent_dim));
           for (int64_t k = width; k-- > 0;) {
             const double x = rows.value(base + k) * stored;
             const int64_t at = row * q_token_stride(p) + h * q_head_stride(p) + k;
             dot += problem.q.value(at) * x;
-            if (k < p.latent_dim) value.insert(value.begin(), x);
+            if (k < p.latent_dim) value[static_cast<size_t>(k)] = x;
           }
           double score = dot * p.scale;
           if (p.logit_cap > 0) score = p.logit_cap * std::tanh(score / p.logit_cap);
