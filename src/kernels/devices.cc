@@ -15,6 +15,16 @@ Status check(cudaError_t error, const char* call) {
   return fail(KDTREE_CUDA_ERROR, "{}: {} ({})", call, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
+int get_device() {
+  int index = 0;
+  (void)cudaGetDevice(&index);
+  return index;
+}
+
+void set_device(int index) {
+  (void)cudaSetDevice(index);
+}
+
 }  // namespace
 
 Result<std::vector<CudaDevice>> cuda_devices() {
@@ -36,10 +46,28 @@ Result<std::vector<CudaDevice>> cuda_devices() {
 
 #else
 
+namespace {
+
+int get_device() {
+  return 0;
+}
+
+void set_device(int /*index*/) {}
+
+}  // namespace
+
 Result<std::vector<CudaDevice>> cuda_devices() {
   return fail(KDTREE_UNSUPPORTED, "this build has no CUDA (required: nvcc at build time, the cuda preset)");
 }
 
 #endif
+
+OnCudaDevice::OnCudaDevice(int index) : before_(get_device()) {
+  set_device(index);
+}
+
+OnCudaDevice::~OnCudaDevice() {
+  set_device(before_);
+}
 
 }  // namespace kdtree

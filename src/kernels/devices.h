@@ -20,4 +20,16 @@ struct CudaDevice {
 // with the runtime's reason (a driver that is missing or too old counts as no device).
 Result<std::vector<CudaDevice>> cuda_devices();
 
+// Makes device `index` the current one while it lives.
+class OnCudaDevice {
+ public:
+  explicit OnCudaDevice(int index);
+  ~OnCudaDevice();
+  OnCudaDevice(const OnCudaDevice&) = delete;
+  OnCudaDevice& operator=(const OnCudaDevice&) = delete;
+
+ private:
+  int before_;
+};
+
 }  // namespace kdtree
