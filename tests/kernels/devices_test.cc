@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include "attention/backend.h"
+#include "attention/cuda_backends.h"
+
 namespace kdtree {
 namespace {
 
@@ -22,6 +25,25 @@ TEST(CudaDevices, AreListedOrTheReasonIsGiven) {
   EXPECT_NE(devices.error().message.find("required: nvcc"), std::string::npos);
 #endif
 }
+
+#ifdef KDTREE_CUDA
+TEST(CudaDevices, EachSaysWhatItRuns) {
+  const auto devices = cuda_devices();
+  ASSERT_TRUE(devices) << devices.error().message;
+  const int before = current_cuda_device();
+  for (size_t i = 0; i < devices->size(); ++i) {
+    const OnCudaDevice on(static_cast<int>(i));
+    EXPECT_EQ(current_cuda_device(), static_cast<int>(i));
+    const CudaDevice& device = (*devices)[i];
+    for (const Backend& backend : backends()) {
+      if (backend.id != KDTREE_BACKEND_CUDA_NAIVE && backend.id != KDTREE_BACKEND_CUDA_FLASH_PAGED) continue;
+      EXPECT_NE(backend.reason.find(device.name), std::string::npos) << backend.reason;
+      EXPECT_TRUE(device.compute_capability >= 80 || !backend.available) << backend.reason;
+    }
+  }
+  EXPECT_EQ(current_cuda_device(), before);
+}
+#endif
 
 }  // namespace
 }  // namespace kdtree
