@@ -17,7 +17,7 @@ build = cmake --preset $(1) --log-level=WARNING >/dev/null && \
 # $(call check,preset): ctest ends with the number of tests and failures.
 check = ctest --preset $(1) -j $(JOBS) --no-tests=error --progress
 
-.PHONY: help demo bundles test test-serving report-check bench bench-report lint format asan tsan clang neon fuzz mutation install-check clean
+.PHONY: help demo bundles test test-serving cuda-gate report-check bench bench-report lint format asan tsan clang neon fuzz mutation install-check clean
 
 help: ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -43,6 +43,10 @@ test-serving: ## The tests against transformers and SGLang (installs torch: 5 GB
 	@tools/serving_venv
 	@build/serving-venv/bin/python -m pytest -q -p no:cacheprovider tests/serving
 
+cuda-gate: ## Compile the CUDA kernels for every target and check what they take; no GPU
+	@$(SETUP) cuda
+	@tools/cuda_gate
+
 report-check: ## Open pages of generate --report in headless Chromium; screenshots go to build/report/
 	@$(SETUP) report
 	@$(call build,dev,kdtree_cli report_sample)
@@ -62,9 +66,9 @@ lint: ## clang-format, clang-tidy, cppcheck, shellcheck and the project's own ch
 	@$(SETUP) lint
 	@tools/lint
 
-format: ## Format the C and C++ sources
+format: ## Format the C, C++ and CUDA sources
 	@$(SETUP) lint
-	@git ls-files -z '*.h' '*.c' '*.cc' | xargs -0 clang-format -i
+	@git ls-files -z '*.h' '*.c' '*.cc' '*.cu' '*.cuh' | xargs -0 clang-format -i
 
 asan: ## The tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(SETUP)
