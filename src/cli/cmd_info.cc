@@ -1,6 +1,8 @@
 // kdtree info: what this build and this machine can do.
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <span>
 
 #include <hwy/highway.h>
 #include <nlohmann/json.hpp>
@@ -42,16 +44,29 @@ std::vector<std::string> simd_targets(int64_t mask) {
   return names;
 }
 
+// The fastest backend that the current device has, or one with the reason why it has none.
+Backend cuda_choice() {
+  const std::span<const Backend> all = backends();
+  Backend choice = *std::ranges::find(all, KDTREE_BACKEND_CUDA_NAIVE, &Backend::id);
+  for (const Backend& backend : all)
+    if (backend.id > KDTREE_BACKEND_CUDA_NAIVE && backend.available) choice = backend;
+  return choice;
+}
+
 Json cuda_json() {
   const auto devices = cuda_devices();
   if (!devices) return {{"devices", Json::array()}, {"reason", devices.error().message}};
   Json list = Json::array();
   for (const CudaDevice& device : *devices) {
+    const OnCudaDevice on(static_cast<int>(list.size()));
+    const Backend choice = cuda_choice();
     list.push_back({{"name", device.name},
                     {"compute_capability", device.compute_capability},
                     {"multiprocessors", device.multiprocessors},
                     {"shared_memory_bytes", device.shared_memory_bytes},
-                    {"memory_bytes", device.memory_bytes}});
+                    {"memory_bytes", device.memory_bytes},
+                    {"backend", choice.available ? Json(choice.name) : Json()},
+                    {"backend_reason", choice.reason}});
   }
   return {{"devices", list}, {"reason", list.empty() ? Json("no device, or no driver for it") : Json()}};
 }
@@ -112,6 +127,9 @@ void print_text(const Json& info) {
               device["name"].get<std::string>(), device["compute_capability"].get<int>(),
               device["multiprocessors"].get<int>(), device["shared_memory_bytes"].get<int>(),
               static_cast<double>(device["memory_bytes"].get<int64_t>()) / (1 << 30));
+    print_out("          runs {}: {}\n",
+              device["backend"].is_null() ? "none" : device["backend"].get<std::string>(),
+              device["backend_reason"].get<std::string>());
   }
   if (!info["force_backend"].is_null()) {
     print_out("KDTREE_FORCE_BACKEND={}\n", info["force_backend"].get<std::string>());

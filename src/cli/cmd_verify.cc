@@ -101,11 +101,15 @@ Status check_bundle(const VerifyOptions& options, const std::vector<Backend>& ch
     const auto run = run_backend(problem, backend.id, false, fmt::format("{} {}", report.file, backend.name));
     if (interrupted()) return {};
     if (run) {
+      if (run->device) report.automatic = automatic_backend(run->device->params());
       KDTREE_RETURN_IF_ERROR(compare(backend.name, run->params));
     } else {
-      report.backends.push_back({backend.name, run.error(), {}, std::nullopt});
+      BackendReport& own = report.backends.emplace_back();
+      own.name = backend.name;
+      own.error = run.error();
     }
   }
+  if (!names_backends(options.backends)) report.pass_over_unsupported();
   if (problem.out.present()) KDTREE_RETURN_IF_ERROR(compare("recorded", recorded));
   if (has_acceptance(*bundle)) {
     auto difference = check_acceptance(*bundle, bundle->target_tokens.as<int32_t>());

@@ -37,7 +37,8 @@ std::string token_text(const TokenCheck& check, bool colours) {
 
 std::string backend_text(const BackendReport& backend, bool colours) {
   if (backend.error) {
-    return fmt::format("  {:<17} {}  {}\n", backend.name, paint("can't", Colour::red, colours),
+    return fmt::format("  {:<17} {}  {}\n", backend.name,
+                       backend.passed_over ? "not supported" : paint("can't", Colour::red, colours),
                        backend.error->message);
   }
   const Comparison& c = backend.comparison;
@@ -77,7 +78,7 @@ nlohmann::ordered_json backend_json(const BackendReport& backend) {
   nlohmann::ordered_json json;
   json["name"] = backend.name;
   if (backend.error) {
-    json["status"] = "error";
+    json["status"] = backend.passed_over ? "not supported" : "error";
     json["reason"] = backend.error->message;
     return json;
   }
@@ -114,14 +115,21 @@ bool BundleReport::mismatched() const {
 
 bool BundleReport::token_exact() const {
   return !backends.empty() && std::ranges::all_of(backends, [](const BackendReport& backend) {
-    return backend.tokens && backend.tokens->exact();
+    return backend.passed_over || (backend.tokens && backend.tokens->exact());
   });
+}
+
+void BundleReport::pass_over_unsupported() {
+  if (std::ranges::all_of(backends, [](const BackendReport& backend) { return backend.error.has_value(); }))
+    return;
+  for (BackendReport& backend : backends)
+    backend.passed_over = backend.error && backend.error->code == KDTREE_UNSUPPORTED;
 }
 
 const Error* BundleReport::first_error() const {
   if (error) return &*error;
   for (const BackendReport& backend : backends) {
-    if (backend.error) return &*backend.error;
+    if (backend.error && !backend.passed_over) return &*backend.error;
   }
   return nullptr;
 }
@@ -132,6 +140,7 @@ std::string report_text(const BundleReport& report, bool colours) {
   text += "\n";
   for (const BackendReport& backend : report.backends)
     text += backend_text(backend, colours);
+  if (!report.automatic.empty()) text += fmt::format("  {:<17} {}\n", "auto, on CUDA", report.automatic);
   if (report.acceptance_checked) {
     text += fmt::format("  {:<17} {}", "acceptance", verdict(!report.acceptance_difference, colours));
     if (report.acceptance_difference) text += "  " + *report.acceptance_difference;
@@ -150,6 +159,7 @@ nlohmann::ordered_json report_json(const BundleReport& report) {
   json["backends"] = nlohmann::ordered_json::array();
   for (const BackendReport& backend : report.backends)
     json["backends"].push_back(backend_json(backend));
+  if (!report.automatic.empty()) json["auto_cuda"] = report.automatic;
   if (report.acceptance_checked) {
     json["acceptance"]["status"] = report.acceptance_difference ? "fail" : "pass";
     if (report.acceptance_difference) json["acceptance"]["difference"] = *report.acceptance_difference;
