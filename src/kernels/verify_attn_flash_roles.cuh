@@ -3,13 +3,11 @@
 //
 // Sixteen warps, a kind on each scheduler: one multiplies queries and keys, two weights and values, and one
 // does all else.
-//   4 score warps   32 rows x 256 latent columns of queries each, in registers; the two warps of 32 rows
-//   leave their halves
-//                   of a tile's scores in shared memory
+//   4 score warps   32 rows x 256 latent columns of queries each, in registers; the two
+//                   warps of 32 rows leave their halves of a tile's scores in shared memory
 //   8 value warps   32 rows x 128 columns of output each; and load keys
-//   4 weight warps  16 rows each: multiply the 64 rope columns, add the halves, mask, softmax, leave weights
-//   in shared
-//                   memory; and look where keys are
+//   4 weight warps  16 rows each: multiply the 64 rope columns, add the halves, mask, softmax,
+//                   leave weights in shared memory; and look where keys are
 // Every ldmatrix of the first two kinds feeds four products. Keys pass through a ring of tiles of 16, rows
 // 1168 bytes apart, which spreads ldmatrix over all banks without a swizzle, and serve as keys and values
 // both. The kinds of warps are as far apart as the buffers between them allow.
@@ -62,8 +60,8 @@ class FlashRoles {
     unsigned char shares[Rings::kShares][4][kShareBytes];  // [tile][score warp], fp32 as products have it
     unsigned char weights[Rings::kWeights][kSlabs][kSlabWeights];  // [tile][slab], [32, 16]
     unsigned long long sources[2 * kSources][kKeys];               // [tile], see key_source()
-    unsigned char queries[4][kRopeSteps]
-                         [kWarp * 16];  // [weight warp], of the rope columns, as products expect them
+    // [weight warp], of the rope columns, as products expect them.
+    unsigned char queries[4][kRopeSteps][kWarp * 16];
     uint64_t full[kStages];
     uint64_t empty[kStages];
     uint64_t shares_full[Rings::kShares][kSlabs];
@@ -71,10 +69,10 @@ class FlashRoles {
     uint64_t weights_full[Rings::kWeights][kSlabs];
     uint64_t weights_empty[Rings::kWeights][kSlabs];
     float scales[Rings::kWeights][kRows];  // what a move of a row's level makes of its sums so far
-    uint32_t moved[Rings::kWeights]
-                  [4];  // [tile][weight warp]: the last tile in which levels of its rows moved
-    uint32_t moves[Rings::kWeights][kSlabs];  // of any of the slab's
-    float inverse[kRows];                     // 1 / sum
+    // [tile][weight warp]: the last tile in which levels of its rows moved, and of any of a slab's.
+    uint32_t moved[Rings::kWeights][4];
+    uint32_t moves[Rings::kWeights][kSlabs];
+    float inverse[kRows];  // 1 / sum
     Work work;
     Stretch stretch;
   };
