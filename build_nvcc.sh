@@ -100,7 +100,7 @@ if ((tests)); then
   nvcc -cudart=static -o "$out/kernels_test" "${test_objects[@]}" "${library_objects[@]}" "${tool_parts[@]}" \
     -lgtest_main -lgtest "${libraries[@]}"
   # compute-sanitizer's racecheck needs kernels that arrive at barriers lane by lane (src/kernels/ptx/ptx.cuh).
-  flash=src/kernels/verify_attn_flash_paged.cu
+  flash=src/kernels/verify_attn_flash.cu
   device+=(-DKDTREE_RACECHECK)
   compile racecheck "$flash"
   mapfile -t other_objects < <(printf '%s\n' "${library_objects[@]}" | grep -vF "$(objects library "$flash")")

@@ -383,7 +383,8 @@ typedef struct kdtree_verify_attn_params {
   int64_t kv_row_stride;    /* 0 = D */
   int32_t kv_dtype;         /* f32 | f16 | bf16 | e4m3 (f64: oracle); draft_kv has it too */
   float kv_scale;           /* stored value * kv_scale = value, e4m3 only; 0 = 1 */
-  const void* kv_indices;   /* [kv_indptr[b]] prefix slots, in position order; may be over-allocated */
+  const void* kv_indices;   /* [kv_indptr[b]] prefix slots, in position order; may be over-allocated; NULL =
+                             contiguous: entry i is row i of kv */
   int32_t kv_indices_dtype; /* i32 | i64: kv_indices, draft_slots */
   int32_t draft_location;   /* KDTREE_DRAFT_* */
   const void* draft_slots;  /* [T] with KDTREE_DRAFT_IN_POOL */

@@ -92,7 +92,7 @@ std::span<const Backend> backends() {
                                      host_backends()[0],
                                      host_backends()[1],
                                      cuda_backend(KDTREE_BACKEND_CUDA_NAIVE, "cuda-naive"),
-                                     {KDTREE_BACKEND_CUDA_FLASH, "cuda-flash", false, kNotYet},
+                                     cuda_backend(KDTREE_BACKEND_CUDA_FLASH, "cuda-flash"),
                                      cuda_backend(KDTREE_BACKEND_CUDA_FLASH_PAGED, "cuda-flash-paged"),
                                      {KDTREE_BACKEND_CUDA_SM90, "cuda-sm90", false, kNotYet},
                                  }})

@@ -243,12 +243,30 @@ Status validate_contents(const VerifyProblem& p) {
   KDTREE_RETURN_IF_ERROR(check_batch_and_tree(p));
   KDTREE_RETURN_IF_ERROR(check_extents(p, total_rows(p)));
   const int64_t prefix_entries = kv_indptr(p)[p.batch];
-  if (prefix_entries > 0) {
-    KDTREE_RETURN_IF_ERROR(check_pointer("kv_indices", p.kv_indices, " for the prefixes"));
+  if (p.kv_indices != nullptr) {
     KDTREE_RETURN_IF_ERROR(check_slots("kv_indices", kv_indices(p), prefix_entries, p.kv_slots));
+  } else if (prefix_entries > p.kv_slots) {
+    return fail(KDTREE_INVALID_ARGUMENT,
+                "kv_slots is {}, expected at least {} rows of contiguous prefixes (kv_indices is null)",
+                p.kv_slots, prefix_entries);
   }
   if (p.draft_location == KDTREE_DRAFT_IN_POOL) {
     return check_slots("draft_slots", draft_slots(p), total_rows(p), p.kv_slots);
+  }
+  return {};
+}
+
+Status check_no_f64(const VerifyProblem& p, const char* expected) {
+  const struct {
+    const char* field;
+    int32_t dtype;
+  } fields[] = {{"q_dtype", p.q_dtype},
+                {"kv_dtype", p.kv_dtype},
+                {"out_dtype", p.out_dtype},
+                {"lse_dtype", p.lse_dtype}};
+  for (const auto& [field, dtype] : fields) {
+    if (dtype != KDTREE_DTYPE_F64) continue;
+    return fail(KDTREE_UNSUPPORTED, "{} is f64, expected {} (f64: oracle)", field, expected);
   }
   return {};
 }

@@ -13,6 +13,9 @@ Status validate_fields(const VerifyProblem& problem);
 // (read_parents).
 Status validate_contents(const VerifyProblem& problem);
 
+// KDTREE_UNSUPPORTED for f64, which the oracle alone computes with. `expected`: what the backend has instead.
+Status check_no_f64(const VerifyProblem& problem, const char* expected);
+
 // The fields and arrays that say what the trees are, and nothing else.
 Status validate_trees(const VerifyProblem& problem);
 

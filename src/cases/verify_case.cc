@@ -154,7 +154,9 @@ class Generator {
     for (size_t i = 0; i < pages_.size(); ++i)
       pages_[i] = static_cast<int64_t>(i);
     random_.shuffle(std::span(pages_));
-    problem().scalars.kv_slots = pages * spec_.page_size;
+    first_slot_ = spec_.contiguous ? prefix : 0;
+    problem().scalars.kv_slots = first_slot_ + pages * spec_.page_size;
+    if (spec_.contiguous) return;
     // Two entries more than needed: over-allocation is allowed, and these must not be read.
     problem().kv_indices = Tensor(spec_.index_dtype, {prefix + 2});
     set_index(problem().kv_indices, prefix, -1);
@@ -182,12 +184,12 @@ class Generator {
     for (const RequestSpec& request : spec_.requests) {
       const auto slot_of = [&](int64_t position) {
         const int64_t page = pages_[static_cast<size_t>(first_page + position / spec_.page_size)];
-        return page * spec_.page_size + position % spec_.page_size;
+        return first_slot_ + page * spec_.page_size + position % spec_.page_size;
       };
-      for (int64_t i = 0; i < request.prefix_length; ++i) {
-        set_index(problem().kv_indices, prefix++, slot_of(i));
-        write_row(kv, slot_of(i));
-        if (progress_ && !progress_(prefix, prefix_rows_)) return false;
+      for (int64_t i = 0; i < request.prefix_length; ++i, ++prefix) {
+        if (!spec_.contiguous) set_index(problem().kv_indices, prefix, slot_of(i));
+        write_row(kv, spec_.contiguous ? prefix : slot_of(i));
+        if (progress_ && !progress_(prefix + 1, prefix_rows_)) return false;
       }
       for (int64_t i = 0; i < request.nodes; ++i, ++row) {
         if (in_pool()) set_index(problem().draft_slots, row, slot_of(request.prefix_length + i));
@@ -298,6 +300,7 @@ class Generator {
   int64_t row_stride_ = 0;
   int64_t rows_ = 0;
   int64_t prefix_rows_ = 0;
+  int64_t first_slot_ = 0;  // of the pages
 };
 
 }  // namespace

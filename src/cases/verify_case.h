@@ -38,6 +38,7 @@ struct CaseSpec {
   DType indptr_dtype = DType::i32;  // qo_indptr, kv_indptr
   int32_t tree_encoding = KDTREE_TREE_ANCESTOR_BITS;
   int32_t draft_location = KDTREE_DRAFT_IN_POOL;
+  bool contiguous = false;     // prefixes lie at the pool's beginning, without kv_indices
   int64_t page_size = 1;       // slots of a request are runs of this length, in random order
   int64_t spare_slots = 7;     // pool rows that no request uses: NaN, to catch reads of unwritten slots
   int64_t stride_padding = 0;  // elements added to each row of q, kv, draft_kv, out and lse

@@ -45,12 +45,13 @@ double load_element(const void* base, DType type, int64_t index);
 // Rounds once from double to `type`.
 void store_element(void* base, DType type, int64_t index, double value);
 
-// A read-only array of int32 or int64 (the two index types of the C ABI).
+// A read-only array of int32 or int64 (the two index types of the C ABI); without one, element i is i.
 class IndexArray {
  public:
   IndexArray() = default;
   IndexArray(const void* base, DType type) : base_(base), wide_(type == DType::i64) {}
   int64_t operator[](int64_t i) const {
+    if (base_ == nullptr) return i;
     return wide_ ? static_cast<const int64_t*>(base_)[i] : static_cast<const int32_t*>(base_)[i];
   }
   explicit operator bool() const { return base_ != nullptr; }

@@ -51,7 +51,7 @@ struct VerifyAttnArgs {
 
   Indices qo_indptr;
   Indices kv_indptr;
-  Indices kv_indices;
+  Indices kv_indices;  // base null: contiguous
   Indices draft_slots;  // base null: draft_kv
   const void* kv;
   const void* draft_kv;
@@ -97,7 +97,7 @@ Launch launch_verify_attn_naive(const VerifyAttnArgs& args, cudaStream_t stream)
 // Whether the current device runs a backend's kernels, which are loaded by asking: before a capture then, as
 // the size query comes first.
 cudaError_t naive_loads();
-cudaError_t flash_paged_loads();
+cudaError_t flash_loads();
 
 // What launchers ask of the device.
 struct LaunchDevice {
@@ -128,10 +128,15 @@ struct Partials {
 // Tensor cores, split-KV, any slots. latent_dim 512, rope_dim 64; q and KV both bf16 or both f16; KV rows and
 // q aligned to 16 bytes, out to a pair of its elements. A block a multiprocessor. `behind_tree_bits`:
 // launch_tree_bits() is what the stream has just before.
-Launch launch_verify_attn_flash_paged(const VerifyAttnArgs& args, const Partials& partials,
+Launch launch_verify_attn_flash(const VerifyAttnArgs& args, const Partials& partials,
                                       const LaunchDevice& device, bool behind_tree_bits, cudaStream_t stream);
 
 #ifdef __CUDACC__
+// Of entry `i` of the prefixes.
+__device__ inline int64_t prefix_slot(const VerifyAttnArgs& args, int64_t i) {
+  return args.kv_indices.base == nullptr ? i : args.kv_indices[i];
+}
+
 // Gives this launch's own error: one of the caller's, from before, is neither given nor cleared.
 template <class... Params>
 Launch launch_kernel(const char* name, const cudaLaunchConfig_t& config, void (*kernel)(Params...),

@@ -2,6 +2,7 @@
 
 #include "attention/cuda_backends.h"
 #include "attention/split_plan.h"
+#include "attention/validate.h"
 #include "kernels/devices.h"
 
 #ifdef KDTREE_CUDA
@@ -45,18 +46,10 @@ Status check_bounds(const VerifyProblem& p) {
     return fail(KDTREE_INVALID_ARGUMENT, "bits_stride is {}, expected {} words or more for max_nodes {}",
                 p.bits_stride, words(p), p.max_nodes);
   }
-  const struct {
-    const char* field;
-    bool wanted;
-    const void* pointer;
-  } arrays[] = {
-      {"kv_indices", p.max_prefix > 0, p.kv_indices},
-      {"kv", p.max_prefix > 0 || (p.max_rows > 0 && p.draft_location == KDTREE_DRAFT_IN_POOL), p.kv}};
-  for (const auto& [field, wanted, pointer] : arrays) {
-    if (wanted && pointer == nullptr) {
-      return fail(KDTREE_INVALID_ARGUMENT, "{} is NULL, expected an array with max_rows {} and max_prefix {}",
-                  field, p.max_rows, p.max_prefix);
-    }
+  const bool has_keys = p.max_prefix > 0 || (p.max_rows > 0 && p.draft_location == KDTREE_DRAFT_IN_POOL);
+  if (has_keys && p.kv == nullptr) {
+    return fail(KDTREE_INVALID_ARGUMENT, "kv is NULL, expected an array with max_rows {} and max_prefix {}",
+                p.max_rows, p.max_prefix);
   }
   return {};
 }
@@ -149,18 +142,7 @@ cuda::Partials take_partials(const VerifyProblem& p, const cuda::LaunchDevice& d
 }
 
 Status naive_supports(const VerifyProblem& p) {
-  const struct {
-    const char* field;
-    int32_t dtype;
-  } fields[] = {{"q_dtype", p.q_dtype},
-                {"kv_dtype", p.kv_dtype},
-                {"out_dtype", p.out_dtype},
-                {"lse_dtype", p.lse_dtype}};
-  for (const auto& [field, dtype] : fields) {
-    if (dtype == KDTREE_DTYPE_F64) {
-      return fail(KDTREE_UNSUPPORTED, "{} is f64, expected a type that cuda-naive has (f64: oracle)", field);
-    }
-  }
+  KDTREE_RETURN_IF_ERROR(check_no_f64(p, "a type that cuda-naive has"));
   const int64_t shared = 4 * (row_width(p) + 2 * p.latent_dim);
   if (shared > cuda::kLeastSharedMemory) {
     return fail(
@@ -171,15 +153,23 @@ Status naive_supports(const VerifyProblem& p) {
   return {};
 }
 
-Status flash_supports(const VerifyProblem& p) {
+Status flash_supports(const VerifyProblem& p, bool paged) {
+  const char* name = paged ? "cuda-flash-paged" : "cuda-flash";
+  if (paged && p.kv_indices == nullptr && p.max_prefix > 0) {
+    return fail(KDTREE_UNSUPPORTED, "kv_indices is NULL, expected slots on {} (contiguous: cuda-flash)", name);
+  }
+  if (!paged && p.kv_indices != nullptr) {
+    return fail(KDTREE_UNSUPPORTED,
+                "kv_indices is an array, expected NULL for contiguous prefixes on {} (slots: cuda-flash-paged)",
+                name);
+  }
   if (p.latent_dim != 512 || p.rope_dim != 64) {
     return fail(KDTREE_UNSUPPORTED,
-                "latent_dim is {} and rope_dim {}, expected 512 and 64 on cuda-flash-paged", p.latent_dim,
-                p.rope_dim);
+                "latent_dim is {} and rope_dim {}, expected 512 and 64 on {}", p.latent_dim, p.rope_dim, name);
   }
   if (p.kv_dtype != KDTREE_DTYPE_BF16 && p.kv_dtype != KDTREE_DTYPE_F16) {
-    return fail(KDTREE_UNSUPPORTED, "kv_dtype is {}, expected bf16 or f16 on cuda-flash-paged",
-                dtype_name(static_cast<DType>(p.kv_dtype)));
+    return fail(KDTREE_UNSUPPORTED, "kv_dtype is {}, expected bf16 or f16 on {}",
+                dtype_name(static_cast<DType>(p.kv_dtype)), name);
   }
   const struct {
     const char* field;
@@ -191,14 +181,13 @@ Status flash_supports(const VerifyProblem& p) {
                {"lse_dtype", p.lse_dtype, p.lse_dtype != KDTREE_DTYPE_F64, "f32"}};
   for (const auto& [field, dtype, right, expected] : types) {
     if (right) continue;
-    return fail(KDTREE_UNSUPPORTED, "{} is {}, expected {} on cuda-flash-paged", field,
-                dtype_name(static_cast<DType>(dtype)), expected);
+    return fail(KDTREE_UNSUPPORTED, "{} is {}, expected {} on {}", field,
+                dtype_name(static_cast<DType>(dtype)), expected, name);
   }
   // Rows (node * heads + head) are counted in int.
   if (p.max_rows * p.heads > std::numeric_limits<int32_t>::max()) {
     return fail(KDTREE_UNSUPPORTED,
-                "max_rows is {} and heads {}, expected a product below 2^31 on cuda-flash-paged", p.max_rows,
-                p.heads);
+                "max_rows is {} and heads {}, expected a product below 2^31 on {}", p.max_rows, p.heads, name);
   }
   // Loads of 16 bytes, and stores of pairs of elements.
   const bool in_pool = p.draft_location == KDTREE_DRAFT_IN_POOL;
@@ -219,8 +208,7 @@ Status flash_supports(const VerifyProblem& p) {
                  {"out (its address)", address(p.out), pair}};
   for (const auto& [field, value, multiple] : strides) {
     if (value % multiple == 0) continue;
-    return fail(KDTREE_UNSUPPORTED, "{} is {}, expected a multiple of {} on cuda-flash-paged", field, value,
-                multiple);
+    return fail(KDTREE_UNSUPPORTED, "{} is {}, expected a multiple of {} on {}", field, value, multiple, name);
   }
   return {};
 }
@@ -258,7 +246,7 @@ Backend cuda_backend(int32_t id, const char* name) {
             fmt::format("required: sm_{} or later, present: {}", kLeastComputeCapability, present)};
   }
   const bool naive = id == KDTREE_BACKEND_CUDA_NAIVE;
-  const cudaError_t error = naive ? cuda::naive_loads() : cuda::flash_paged_loads();
+  const cudaError_t error = naive ? cuda::naive_loads() : cuda::flash_loads();
   if (error != cudaSuccess) {
     (void)cudaGetLastError();  // the caller is told here
     return {id, name, false,
@@ -266,19 +254,23 @@ Backend cuda_backend(int32_t id, const char* name) {
                         cudaGetErrorName(error))};
   }
   return {id, name, true,
-          fmt::format("{}; {}", present, naive ? "fp32, key by key" : "tensor cores, split KV")};
+          fmt::format("{}; {}", present, naive                              ? "fp32, key by key"
+                                  : id == KDTREE_BACKEND_CUDA_FLASH ? "tensor cores, contiguous KV"
+                                                                    : "tensor cores, slots")};
 }
 
 Status cuda_supports(const VerifyProblem& p, int32_t backend) {
   KDTREE_RETURN_IF_ERROR(check_bounds(p));
-  return backend == KDTREE_BACKEND_CUDA_NAIVE ? naive_supports(p) : flash_supports(p);
+  return backend == KDTREE_BACKEND_CUDA_NAIVE
+             ? naive_supports(p)
+             : flash_supports(p, backend == KDTREE_BACKEND_CUDA_FLASH_PAGED);
 }
 
 Status cuda_scratch(const VerifyProblem& problem, int32_t backend, Scratch& scratch, int multiprocessors) {
   const auto device = launch_device(multiprocessors);
   KDTREE_RETURN_IF_ERROR(device);
   (void)take_bits(problem, scratch);
-  if (backend == KDTREE_BACKEND_CUDA_FLASH_PAGED) (void)take_partials(problem, *device, scratch);
+  if (backend != KDTREE_BACKEND_CUDA_NAIVE) (void)take_partials(problem, *device, scratch);
   return {};
 }
 
@@ -286,7 +278,7 @@ Status run_cuda(const VerifyProblem& problem, int32_t backend, Scratch& scratch,
                 int multiprocessors) {
   const auto device = launch_device(multiprocessors);
   KDTREE_RETURN_IF_ERROR(device);
-  const bool flash = backend == KDTREE_BACKEND_CUDA_FLASH_PAGED;
+  const bool flash = backend != KDTREE_BACKEND_CUDA_NAIVE;
   const std::span<uint64_t> bits = take_bits(problem, scratch);
   const cuda::Partials partials = flash ? take_partials(problem, *device, scratch) : cuda::Partials{};
   KDTREE_RETURN_IF_ERROR(scratch.check());
@@ -296,7 +288,7 @@ Status run_cuda(const VerifyProblem& problem, int32_t backend, Scratch& scratch,
   if (packs) KDTREE_RETURN_IF_ERROR(launched(launch_tree_bits(tree_args(problem, bits), on)));
   const cuda::VerifyAttnArgs args = verify_args(problem, bits);
   if (!flash) return launched(launch_verify_attn_naive(args, on));
-  return launched(launch_verify_attn_flash_paged(args, partials, *device, packs, on));
+  return launched(launch_verify_attn_flash(args, partials, *device, packs, on));
 }
 
 #else

@@ -42,6 +42,7 @@ __device__ inline RequestRows request_rows(const VerifyAttnArgs& args, int32_t r
 }
 
 __device__ inline void prefetch_index(const Indices& indices, int64_t i) {
+  if (indices.base == nullptr) return;
   asm volatile(
       "prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(indices.base) + i * (indices.wide ? 8 : 4)));
 }
@@ -109,7 +110,7 @@ __device__ unsigned long long key_source(const VerifyAttnArgs& args, const Reque
   const auto in_pool = [&](int64_t slot) {
     return reinterpret_cast<unsigned long long>(static_cast<const T*>(args.kv) + slot * args.kv_row_stride);
   };
-  if (key < request.prefix) return in_pool(args.kv_indices[request.prefix_begin + key]);
+  if (key < request.prefix) return in_pool(prefix_slot(args, request.prefix_begin + key));
   const int64_t node = key - request.prefix;
   const int64_t row = request.first_row + node;
   if (node >= request.nodes || is_padding(args, row, node)) return kNoSource;
@@ -184,6 +185,76 @@ __device__ inline float finish_row(const VerifyAttnArgs& args, const Partials& p
   return nothing ? 0.0f : 1.0f / sum;
 }
 
+// Keys in shared memory: rows far enough apart that ldmatrix meets all banks.
+constexpr uint32_t kRowBytes = kWidth * 2 + 16;
+constexpr uint32_t kTileBytes = kKeys * kRowBytes;
+
+// Of the warp's first lane. Tells the compiler, which then counts in uniform registers, that all lanes have
+// it.
+__device__ inline uint32_t uniform(uint32_t x) {
+  return __shfl_sync(~0u, x, 0);
+}
+
+// A value that the compiler cannot work out anew in a loop, as it else does, twenty instructions long: it does
+// not know that this is no other lane's.
+__device__ inline uint32_t kept(uint32_t x) {
+  return __shfl_sync(~0u, x, static_cast<int>(threadIdx.x % kWarp));
+}
+
+// Tiles at, at + 1 of d += a * b: two of 16 rows each, and b as ldmatrix has it.
+template <class T, int kCount>
+__device__ __forceinline__ void multiply(float (&d)[2][kCount][4], int at, const uint32_t (&a)[2][4],
+                                         const uint32_t (&b)[4]) {
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    ptx::mma<T>(d[m][at], a[m], b[0], b[1]);
+    ptx::mma<T>(d[m][at + 1], a[m], b[2], b[3]);
+  }
+}
+
+// A key's row, half a warp's: 72 times 16 bytes of `from`, or zeros where `bytes` is 0. `barrier` counts all
+// lanes when theirs are there.
+__device__ inline void copy_key(uint32_t to, const unsigned char* from, uint32_t bytes, bool has_last,
+                                uint32_t barrier) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    ptx::cp_async_16(to + i * 256, from + i * 256, bytes);
+  ptx::cp_async_16_if(has_last, to + 1024, from + 1024, bytes);
+  ptx::cp_async_arrive(barrier);
+}
+
+// Where lane `lane` finds a slab's weights, [32, 16], for ldmatrix, and where it puts those of row lane / 4 of
+// eight. The two halves of a row, 16 bytes each, change places every four rows: ldmatrix meets all banks.
+__device__ inline uint32_t weights_from(uint32_t lane) {
+  return lane % 16 * 32 + ((lane / 16) ^ (lane / 4 % 2)) * 16;
+}
+__device__ inline uint32_t weights_to(uint32_t lane) {
+  return lane / 4 * 32 + lane / 16 * 16 + lane % 4 * 4;
+}
+
+// Over the four lanes of a row: moves its level if it has to. The factor of what was summed so far.
+template <class T>
+__device__ float raise(float& level, float high) {
+  high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
+  high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
+  if (!(high - level > kTop<T>)) return 1.0f;
+  const float to = high - (kTop<T> - kHeadroom);
+  const float scale = ptx::exp2_approx(level - to);
+  level = to;
+  return scale;
+}
+
+// Scores of a row that does not see them. Lane l has keys 8 * i + 2 * (l % 4) and the next one, in
+// s[i][first], s[i][first + 1].
+__device__ inline void hide(float (&s)[2][4], int first, uint32_t visible) {
+  const uint32_t seen = visible >> (ptx::thread_index() % 4 * 2);
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    if ((seen >> (8 * i) & 1) == 0) s[i][first] = kUnseen;
+    if ((seen >> (8 * i + 1) & 1) == 0) s[i][first + 1] = kUnseen;
+  }
+}
+
 // 32 rows and 128 columns of the output, as products have them: a warp's share in either core. Partial
 // results stay as they are, four values a lane: [2 slabs, 4 columns of 128, 2 of 16 rows, 16 of 8 columns, 32
 // lanes, 4].
@@ -192,22 +263,25 @@ __device__ inline int64_t partial_offset(int64_t slot, int slab, int column, int
   return ((((slot * 2 + slab) * 4 + column) * 2 + half) * kBlockTiles + tile) * (kWarp * 4);
 }
 __device__ inline void store_block(const VerifyAttnArgs& args, const Partials& partials, const Work& work,
-                                   int slab, int column, const float (&out)[2][kBlockTiles][4],
+                                   int slab, int column, float (&out)[2][kBlockTiles][4],
                                    const float* inverses) {
   const int lane = static_cast<int>(ptx::thread_index() % kWarp);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row_in_tile = slab * 32 + half * 16 + lane / 4;
     const float inverse[2] = {inverses[row_in_tile], inverses[row_in_tile + 8]};
-    const auto mean = [&](int tile, int i) {
-      return inverse[i / 2] == 0.0f ? 0.0f : out[half][tile][i] * inverse[i / 2];
-    };
+    // Once, before what follows makes several copies of it: the kernel's loops lie the nearer to each other.
+#pragma unroll
+    for (int tile = 0; tile < kBlockTiles; ++tile)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        out[half][tile][i] = inverse[i / 2] == 0.0f ? 0.0f : out[half][tile][i] * inverse[i / 2];
     if (!work.whole) {
       float* to = partials.out + partial_offset(work.slot, slab, column, half, 0) + lane * 4;
 #pragma unroll
       for (int tile = 0; tile < kBlockTiles; ++tile) {
-        *reinterpret_cast<float4*>(to + tile * (kWarp * 4)) =
-            make_float4(mean(tile, 0), mean(tile, 1), mean(tile, 2), mean(tile, 3));
+        const auto& x = out[half][tile];
+        *reinterpret_cast<float4*>(to + tile * (kWarp * 4)) = make_float4(x[0], x[1], x[2], x[3]);
       }
       continue;
     }
@@ -220,7 +294,7 @@ __device__ inline void store_block(const VerifyAttnArgs& args, const Partials& p
                            row % args.heads * args.out_head_stride + column * (kLatent / 4) + lane % 4 * 2;
 #pragma unroll
         for (int tile = 0; tile < kBlockTiles; ++tile)
-          store_pair<type.value>(args.out, to + tile * 8, mean(tile, 2 * i), mean(tile, 2 * i + 1));
+          store_pair<type.value>(args.out, to + tile * 8, out[half][tile][2 * i], out[half][tile][2 * i + 1]);
       }
     });
   }

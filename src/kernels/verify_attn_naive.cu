@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kWarp) verify_attn_naive(const __grid_constant
   const bool padding = (bits[node / 64] >> (node % 64) & 1) == 0;
   if (!padding) {
     for (int64_t i = prefix_begin; i < prefix_end; ++i)
-      attention.add(pool + args.kv_indices[i] * args.kv_row_stride);
+      attention.add(pool + prefix_slot(args, i) * args.kv_row_stride);
     for (int64_t i = 0; i <= node; ++i) {
       if ((bits[i / 64] >> (i % 64) & 1) == 0) continue;
       attention.add(args.draft_slots.base != nullptr

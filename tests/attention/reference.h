@@ -65,8 +65,10 @@ inline Reference reference_attention(const VerifyCase& c) {
           const bool separate = !in_prefix && p.draft_location == KDTREE_DRAFT_SEPARATE;
           const Tensor& rows = separate ? problem.draft_kv : problem.kv;
           const int64_t slot = separate    ? t
-                               : in_prefix ? index_at(problem.kv_indices, prefix_begin + column)
-                                           : index_at(problem.draft_slots, t);
+                               : !in_prefix  ? index_at(problem.draft_slots, t)
+                               : c.spec.contiguous
+                                   ? prefix_begin + column
+                                   : index_at(problem.kv_indices, prefix_begin + column);
           const int64_t base = slot * rows.shape[1];
           double dot = 0.0;
           std::vector<double> value(static_cast<size_t>(p.latent_dim));

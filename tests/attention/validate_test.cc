@@ -95,7 +95,11 @@ TEST(Validate, FieldsAreNamedWithValueAndExpectation) {
       {"q is null, expected an array", [](auto& p) { p.q = nullptr; }},
       {"out is null, expected an array", [](auto& p) { p.out = nullptr; }},
       {"kv is null, expected an array of kv_slots rows", [](auto& p) { p.kv = nullptr; }},
-      {"kv_indices is null, expected an array for the prefixes", [](auto& p) { p.kv_indices = nullptr; }},
+      {"kv_slots is 5, expected at least 9 rows of contiguous prefixes (kv_indices is null)",
+       [](auto& p) {
+         p.kv_indices = nullptr;
+         p.kv_slots = 5;
+       }},
       {"draft_slots is null, expected an array with KDTREE_DRAFT_IN_POOL",
        [](auto& p) { p.draft_slots = nullptr; }},
       {"draft_kv is null, expected an array with KDTREE_DRAFT_SEPARATE",

@@ -62,6 +62,12 @@ std::vector<CaseSpec> make_table() {
       add(spec);
     }
   }
+  for (const int32_t location : {KDTREE_DRAFT_IN_POOL, KDTREE_DRAFT_SEPARATE}) {
+    CaseSpec spec = small("contiguous_draft_" + std::to_string(location), ragged);
+    spec.contiguous = true;
+    spec.draft_location = location;
+    add(spec);
+  }
   {
     CaseSpec spec = small("mask_prefix_not_read", ragged);
     spec.tree_encoding = KDTREE_TREE_BOOL_MASK;

@@ -216,7 +216,7 @@ TEST(Verify, AnEmptySelectionIsAnError) {
   expect_error(run({"verify", folder.file("none.safetensors")}), 3, "none.safetensors");
   const std::string path = make_case(folder, "a.safetensors");
   expect_error(run({"verify", path, "--backend", "cqu"}), 2, "did you mean 'cpu'?");
-  expect_error(run({"verify", path, "--backend", "cuda-flash"}), 4, "cuda-flash is not available: required");
+  expect_error(run({"verify", path, "--backend", "cuda-sm90"}), 4, "cuda-sm90 is not available: required");
   expect_error(run({"verify", path}, {{"KDTREE_FORCE_BACKEND", "cuda-sm90"}}), 4, "KDTREE_FORCE_BACKEND");
 }
 

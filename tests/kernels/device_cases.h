@@ -58,6 +58,7 @@ inline bool is_flash(const Backend& backend) {
 // The case with the sizes and types that the backend has.
 inline CaseSpec fitted(CaseSpec spec, const Backend& backend) {
   if (!is_flash(backend)) return spec;
+  spec.contiguous = backend.id == KDTREE_BACKEND_CUDA_FLASH;
   spec.latent_dim = 512;
   spec.rope_dim = 64;
   if (spec.kv_dtype != DType::f16) spec.kv_dtype = DType::bf16;

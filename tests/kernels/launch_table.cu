@@ -15,7 +15,7 @@ void row(const char* kernel, const char* core, int threads, size_t shared_bytes)
 
 template <class Core>
 void flash_row(const char* name) {
-  row("verify_attn_flash_paged", name, Core::kThreads, sizeof(typename Core::Shared));
+  row("verify_attn_flash", name, Core::kThreads, sizeof(typename Core::Shared));
 }
 
 }  // namespace

@@ -49,8 +49,19 @@ TEST(CudaSupports, Bounds) {
   p.bits_stride = 2;
   EXPECT_EQ(refusal(p), "");
   p = problem();
+  p.kv = nullptr;
+  EXPECT_EQ(refusal(p), "kv is NULL, expected an array with max_rows 20 and max_prefix 1000");
+}
+
+TEST(CudaSupports, SlotsOrContiguousPrefixes) {
+  VerifyProblem p = problem();
+  EXPECT_EQ(refusal(p, KDTREE_BACKEND_CUDA_FLASH),
+            "kv_indices is an array, expected NULL for contiguous prefixes on cuda-flash (slots: "
+            "cuda-flash-paged)");
   p.kv_indices = nullptr;
-  EXPECT_EQ(refusal(p), "kv_indices is NULL, expected an array with max_rows 20 and max_prefix 1000");
+  EXPECT_EQ(refusal(p, KDTREE_BACKEND_CUDA_FLASH), "");
+  EXPECT_EQ(refusal(p, KDTREE_BACKEND_CUDA_NAIVE), "");
+  EXPECT_EQ(refusal(p), "kv_indices is NULL, expected slots on cuda-flash-paged (contiguous: cuda-flash)");
   p.max_prefix = 0;  // no prefixes
   EXPECT_EQ(refusal(p), "");
 }

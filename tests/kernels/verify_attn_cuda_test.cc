@@ -169,7 +169,15 @@ OwnedProblem alone(OwnedProblem& batch, int32_t r, int64_t nodes) {
     tensor.bytes = rows_of(tensor, begin, begin + count);
     tensor.shape[0] = count;
   };
-  cut(result.kv_indices, view.prefix_begin, view.prefix_length);
+  if (result.kv_indices.present()) {
+    cut(result.kv_indices, view.prefix_begin, view.prefix_length);
+  } else {
+    // What is before its prefix is cut off.
+    cut(result.kv, view.prefix_begin, result.kv.shape[0] - view.prefix_begin);
+    result.scalars.kv_slots = result.kv.shape[0];
+    for (int32_t& slot : result.draft_slots.as<int32_t>())
+      slot -= static_cast<int32_t>(view.prefix_begin);
+  }
   for (Tensor* tensor : {&result.q, &result.out, &result.lse, &result.parents, &result.draft_slots})
     cut(*tensor, view.row_begin, nodes);
   return result;

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "attention/cpu/tile.h"
+#include "attention/validate.h"
 #include "core/parallel.h"
 
 namespace kdtree {
@@ -136,19 +137,7 @@ int64_t thread_bytes(const VerifyProblem& p) {
 }  // namespace
 
 Status cpu_supports(const VerifyProblem& p) {
-  const struct {
-    const char* field;
-    int32_t dtype;
-  } fields[] = {{"q_dtype", p.q_dtype},
-                {"kv_dtype", p.kv_dtype},
-                {"out_dtype", p.out_dtype},
-                {"lse_dtype", p.lse_dtype}};
-  for (const auto& [field, dtype] : fields) {
-    if (dtype == KDTREE_DTYPE_F64) {
-      return fail(KDTREE_UNSUPPORTED, "{} is f64, expected a type the cpu backend has (f64: oracle)", field);
-    }
-  }
-  return {};
+  return check_no_f64(p, "a type the cpu backend has");
 }
 
 void cpu_scratch(const VerifyProblem& problem, Scratch& scratch) {

@@ -23,7 +23,7 @@ using FlashCore = FlashSlabs<T, kCapped>;
 // One block a multiprocessor, each on its stretch of the line.
 template <class T, bool kCapped>
 __global__ void __launch_bounds__(FlashCore<T, kCapped>::kThreads, 1)
-    verify_attn_flash_paged(const __grid_constant__ VerifyAttnArgs args,
+    verify_attn_flash(const __grid_constant__ VerifyAttnArgs args,
                             const __grid_constant__ Partials partials) {
   extern __shared__ __align__(128) unsigned char memory[];
   ptx::launch_dependents();
@@ -252,7 +252,7 @@ struct Loaded {
 
 template <class T, bool kCapped>
 Loaded load() {
-  auto* kernel = verify_attn_flash_paged<T, kCapped>;
+  auto* kernel = verify_attn_flash<T, kCapped>;
   cudaFuncAttributes attributes{};
   Loaded loaded;
   loaded.error = cudaFuncGetAttributes(&attributes, kernel);
@@ -293,10 +293,10 @@ Launch launch(const VerifyAttnArgs& args, const Partials& partials, const Launch
   config.attrs = &early;
   config.numAttrs = behind_tree_bits && loaded.may_be_early ? 1 : 0;
   if (loaded.error != cudaSuccess)
-    return {"verify_attn_flash_paged", config.gridDim, config.blockDim, config.dynamicSmemBytes,
+    return {"verify_attn_flash", config.gridDim, config.blockDim, config.dynamicSmemBytes,
             loaded.error};
   const Launch main =
-      launch_kernel("verify_attn_flash_paged", config, verify_attn_flash_paged<T, kCapped>, args, partials);
+      launch_kernel("verify_attn_flash", config, verify_attn_flash<T, kCapped>, args, partials);
   if (main.error != cudaSuccess) return main;
   config.gridDim = static_cast<unsigned>(kMergeBlocks * device.multiprocessors);
   config.blockDim = kMergeThreads;
@@ -308,7 +308,7 @@ Launch launch(const VerifyAttnArgs& args, const Partials& partials, const Launch
 
 }  // namespace
 
-Launch launch_verify_attn_flash_paged(const VerifyAttnArgs& args, const Partials& partials,
+Launch launch_verify_attn_flash(const VerifyAttnArgs& args, const Partials& partials,
                                       const LaunchDevice& device, bool behind_tree_bits,
                                       cudaStream_t stream) {
   if (args.max_rows == 0) return {};
@@ -319,7 +319,7 @@ Launch launch_verify_attn_flash_paged(const VerifyAttnArgs& args, const Partials
   return run(args, partials, device, behind_tree_bits, stream);
 }
 
-cudaError_t flash_paged_loads() {
+cudaError_t flash_loads() {
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
