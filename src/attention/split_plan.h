@@ -25,7 +25,7 @@ namespace kdtree {
 struct SplitPlan {
   static constexpr int64_t kRowTile = 64;  // rows (node * heads + head) of an item
   static constexpr int64_t kKeyTile = 16;
-  static constexpr int64_t kItemCost = 4;      // in tiles of keys: queries in, output out
+  static constexpr int64_t kItemCost = 8;      // in tiles of keys: queries in, output out
   static constexpr int64_t kLeastStretch = 4;  // units: below it merging costs more than it saves
   static constexpr int64_t kSplitCost = 34;    // in tiles of keys: a block's further pieces, and the merge
   // Keys of an invariant segment, at least: a short prefix is cut finer, a long one coarser, as partial
@@ -63,7 +63,22 @@ struct SplitPlan {
   KDTREE_HOST_DEVICE static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
   KDTREE_HOST_DEVICE static int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
-  KDTREE_HOST_DEVICE int64_t row_tiles(const Request& r) const { return ceil_div(r.nodes * heads, kRowTile); }
+  // How a request is cut. Worked out once: on a GPU it is a good part of what comes before the first key.
+  struct Cut {
+    int64_t row_tiles;  // its items
+    int64_t units;      // of each item
+    int64_t segment;    // invariant: tiles of keys of a unit; the last one has the draft's too
+    KDTREE_HOST_DEVICE int64_t length() const { return row_tiles * units; }
+  };
+  KDTREE_HOST_DEVICE Cut cut(const Request& r) const {
+    const int64_t items = ceil_div(r.nodes * heads, kRowTile);
+    if (!invariant()) return {items, ceil_div(r.prefix + r.nodes, kKeyTile) + kItemCost, 0};
+    const int64_t segment = r.prefix < kLongPrefix
+                                ? most(kShortSegment / kKeyTile, ceil_div(r.prefix, kMostSegments / 2 * kKeyTile))
+                                : most(kLongSegment / kKeyTile, ceil_div(r.prefix, kMostSegments * kKeyTile));
+    const int64_t keys = segment * kKeyTile;
+    return {items, most(1, quotient(r.prefix + keys - 1, keys)), segment};
+  }
 
   // Tiles of keys that the rows of a tile may see: those behind its last node are left out.
   KDTREE_HOST_DEVICE int64_t key_tiles(const Request& r, int64_t row_tile) const {
@@ -71,31 +86,16 @@ struct SplitPlan {
     return ceil_div(r.prefix + quotient(last_row, heads) + 1, kKeyTile);
   }
 
-  // Keys of a segment, in tiles.
-  KDTREE_HOST_DEVICE static int64_t segment_tiles(int64_t prefix) {
-    return prefix < kLongPrefix
-               ? most(kShortSegment / kKeyTile, ceil_div(prefix, kMostSegments / 2 * kKeyTile))
-               : most(kLongSegment / kKeyTile, ceil_div(prefix, kMostSegments * kKeyTile));
-  }
-
-  // Units of each item of a request. The last segment has the draft's keys too.
-  KDTREE_HOST_DEVICE int64_t units(const Request& r) const {
-    if (!invariant()) return ceil_div(r.prefix + r.nodes, kKeyTile) + kItemCost;
-    return most(1, ceil_div(r.prefix, segment_tiles(r.prefix) * kKeyTile));
-  }
-
-  KDTREE_HOST_DEVICE int64_t length(const Request& r) const { return row_tiles(r) * units(r); }
-
   // All of a batch.
   struct Line {
     int64_t length;  // units
     int64_t items;
     int64_t most_units;  // of an item
   };
-  KDTREE_HOST_DEVICE void add(Line& line, const Request& r) const {
-    line.length += length(r);
-    line.items += row_tiles(r);
-    if (row_tiles(r) > 0) line.most_units = most(line.most_units, units(r));
+  KDTREE_HOST_DEVICE static void add(Line& line, const Cut& c) {
+    line.length += c.length();
+    line.items += c.row_tiles;
+    if (c.row_tiles > 0) line.most_units = most(line.most_units, c.units);
   }
 
   // The length of a block's stretch: equal shares, or a little more where whole items fit into it.
@@ -106,16 +106,14 @@ struct SplitPlan {
     return whole >= share && whole <= share + kSplitCost ? most(1, whole) : most(kLeastStretch, share);
   }
 
-  // Units [begin, end) of the line, all of the item that begins at `item` and of the stretch of block
-  // `block`.
-  KDTREE_HOST_DEVICE Piece piece(const Request& r, int64_t row_tile, int64_t item, int64_t begin, int64_t end,
+  // Units [begin, end) of the line, all of the item that begins at `item`, has `tiles` tiles of keys, and of
+  // the stretch of block `block`.
+  KDTREE_HOST_DEVICE Piece piece(const Cut& c, int64_t tiles, int64_t item, int64_t begin, int64_t end,
                                  int64_t block) const {
-    const int64_t tiles = key_tiles(r, row_tile);
     Piece p{};
     if (invariant()) {
-      const int64_t size = segment_tiles(r.prefix);
-      p.first = (begin - item) * size;
-      p.end = end - item == units(r) ? tiles : least(tiles, (end - item) * size);
+      p.first = (begin - item) * c.segment;
+      p.end = end - item == c.units ? tiles : least(tiles, (end - item) * c.segment);
       p.slot = begin;
     } else {
       p.first = most(0, begin - item - kItemCost);
@@ -136,13 +134,13 @@ struct SplitPlan {
     int64_t slot_step;
   };
   // Of an item that begins in the stretch of block `block`.
-  KDTREE_HOST_DEVICE Merge merge(const Request& r, int64_t row_tile, int64_t item, int64_t block,
+  KDTREE_HOST_DEVICE Merge merge(const Cut& c, int64_t tiles, int64_t item, int64_t block,
                                  int64_t stretch) const {
-    if (invariant()) return {units(r), item, item + 1, 1};
+    if (invariant()) return {c.units, item, item + 1, 1};
     const int64_t keys = item + kItemCost;
-    const int64_t last = keys + key_tiles(r, row_tile) - 1;
+    const int64_t last = keys + tiles - 1;
     const int64_t end = (block + 1) * stretch;
-    const int64_t first_block = keys < end ? block : block + 1;
+    const int64_t first_block = keys < end ? block : quotient(keys, stretch);
     const int64_t last_block = last < end ? block : quotient(last, stretch);
     return {last_block - first_block + 1, 2 * first_block + (first_block == block ? 1 : 0),
             2 * (first_block + 1), 2};

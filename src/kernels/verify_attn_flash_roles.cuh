@@ -39,8 +39,6 @@ class FlashRoles {
  public:
   static constexpr int kThreads = 512;
   static constexpr uint32_t kStages = Rings::kStages;
-  static constexpr uint32_t kRowBytes = kWidth * 2 + 16;
-  static constexpr uint32_t kTileBytes = kKeys * kRowBytes;
   static constexpr int kSlabRows = 32;
   static constexpr int kSlabs = kRows / kSlabRows;
   static constexpr uint32_t kShareBytes = kSlabRows * kKeys * 4;  // of a score warp
@@ -99,13 +97,15 @@ class FlashRoles {
     const int warp = static_cast<int>(__shfl_sync(~0u, threadIdx.x / kWarp, 0));
     if (warp < 4) {
       ptx::take_registers<kScoreRegisters>();
-      Scores(args, shared, warp).run(partials, plan);
+      each_piece(Scores(args, partials, shared, warp), [&](uint32_t number) {
+        if (threadIdx.x == 0) shared.stretch.next(args, partials, plan, number, shared.work);
+      });
     } else if (warp < 12) {
       ptx::take_registers<kValueRegisters>();
-      Values(args, shared, warp - 4).run(partials);
+      each_piece(Values(args, partials, shared, warp - 4));
     } else {
       ptx::give_registers<kWeightRegisters>();
-      Weights(args, shared, warp - 12).run(partials);
+      each_piece(Weights(args, partials, shared, warp - 12));
     }
   }
 
@@ -114,6 +114,23 @@ class FlashRoles {
   __device__ static void init(uint64_t (&barriers)[kCount], uint32_t arrivals, uint32_t count = kCount) {
     for (uint32_t i = 0; i < count; ++i)
       ptx::barrier_init(ptx::shared_address(&barriers[0]) + i * 8, arrivals);
+  }
+
+  // What a kind of warps does with each piece, between barriers of the block. Each kind comes to them in code
+  // of its own, which only a barrier that counts threads may be met in.
+  template <class Kind, class Prepare>
+  __device__ static void each_piece(Kind kind, const Prepare& prepare) {
+    for (uint32_t number = 0;;) {
+      prepare(number);
+      ptx::named_barrier_sync(2, kThreads);
+      if (uniform(kind.shared.work.first < kind.shared.work.end ? 1 : 0) == 0) return;
+      number = kind.piece(number);
+      ptx::named_barrier_sync(2, kThreads);
+    }
+  }
+  template <class Kind>
+  __device__ static void each_piece(Kind kind) {
+    each_piece(kind, [](uint32_t) {});
   }
 
   // The parity of use `n / kCount` of buffer n % kCount, and of the one before it, which a barrier that was
@@ -130,14 +147,8 @@ class FlashRoles {
   // What all kinds of warps have. Registers are short: addresses are sums of what a lane keeps and offsets
   // that are constant.
   struct Role {
-    __device__ Role(const VerifyAttnArgs& a, Shared& s)
-        : args(a), shared(s), base(__shfl_sync(~0u, ptx::shared_address(&s), 0)) {}
-    // Barriers of the block around a piece: there is work, all have done theirs.
-    __device__ bool next_piece() const {
-      __syncthreads();
-      return __shfl_sync(~0u, shared.work.first < shared.work.end ? 1 : 0, 0) != 0;
-    }
-    __device__ void end_piece() const { __syncthreads(); }
+    __device__ Role(const VerifyAttnArgs& a, const Partials& p, Shared& s)
+        : args(a), partials(p), shared(s), base(uniform(ptx::shared_address(&s))) {}
     __device__ static uint32_t lane() { return ptx::thread_index() % kWarp; }
 
     __device__ uint32_t full(uint32_t n) const { return base + offsetof(Shared, full) + n % kStages * 8; }
@@ -156,38 +167,23 @@ class FlashRoles {
     }
 
     const VerifyAttnArgs& args;
+    const Partials& partials;
     Shared& shared;
     uint32_t base;  // of `shared`
   };
-
-  // A value that the compiler cannot work out anew in the loop, as it else does: it does not know that this
-  // is no other lane's.
-  __device__ static uint32_t kept(uint32_t x) {
-    return __shfl_sync(~0u, x, static_cast<int>(threadIdx.x % kWarp));
-  }
 
   struct Scores : Role {
     using Role::args;
     using Role::base;
     using Role::shared;
 
-    __device__ Scores(const VerifyAttnArgs& a, Shared& s, int w) : Role(a, s), warp(w) {}
-
-    __device__ void run(const Partials& partials, const SplitPlan& plan) {
-      uint32_t number = 0;
-      for (;;) {
-        if (threadIdx.x == 0) shared.stretch.next(args, partials, plan, number, shared.work);
-        if (!this->next_piece()) return;
-        number = piece(number);
-        this->end_piece();
-      }
-    }
+    __device__ Scores(const VerifyAttnArgs& a, const Partials& p, Shared& s, int w) : Role(a, p, s), warp(w) {}
 
     __device__ uint32_t piece(uint32_t n) {
       uint32_t q[kSteps][2][4];
       load_queries(q);
       const uint32_t lane = Role::lane();
-      const uint32_t end = __shfl_sync(~0u, shared.work.end_number(), 0);
+      const uint32_t end = uniform(shared.work.end_number());
       const uint32_t keys_from = kept(base + offsetof(Shared, keys) + (lane % 8 + lane / 16 * 8) * kRowBytes +
                                       lane / 8 % 2 * 16 + static_cast<uint32_t>(warp) % 2 * kLatent);
       const uint32_t mine = kept(base + warp * kShareBytes + lane * 16);  // in `shares`
@@ -205,7 +201,7 @@ class FlashRoles {
 #pragma unroll
         for (int k = 0; k < kSteps; ++k) {
           if (k + 2 < kSteps) ptx::ldmatrix(keys[(k + 2) % 3], from + (k + 2) * 32);
-          multiply(s, q[k], keys[k % 3]);
+          multiply<T>(s, 0, q[k], keys[k % 3]);
           if (k == kSteps - 8) {
             is_free = ptx::barrier_test(this->shares_empty(n, slab), last_use<Rings::kShares>(n));
             came = ptx::barrier_test(this->full(n + 1), use<kStages>(n + 1));
@@ -222,14 +218,6 @@ class FlashRoles {
         ptx::barrier_arrive_warp(this->shares_full(n, slab), Role::lane() == 0);
       }
       return n;
-    }
-
-    __device__ static void multiply(float (&s)[2][2][4], const uint32_t (&a)[2][4], const uint32_t (&b)[4]) {
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        ptx::mma<T>(s[m][0], a[m], b[0], b[1]);
-        ptx::mma<T>(s[m][1], a[m], b[2], b[3]);
-      }
     }
 
     // Lanes read 16 bytes each; shared memory, two steps at a time, brings them to where products expect
@@ -273,34 +261,25 @@ class FlashRoles {
   struct Values : Role {
     using Role::args;
     using Role::base;
+    using Role::partials;
     using Role::shared;
 
-    __device__ Values(const VerifyAttnArgs& a, Shared& s, int w)
-        : Role(a, s), slab(w % kSlabs), column(w / kSlabs) {}
+    __device__ Values(const VerifyAttnArgs& a, const Partials& p, Shared& s, int w)
+        : Role(a, p, s), slab(w % kSlabs), column(w / kSlabs) {}
 
-    __device__ void run(const Partials& partials) {
-      uint32_t number = 0;
-      while (this->next_piece()) {
-        number = piece(partials, number);
-        this->end_piece();
-      }
-    }
-
-    __device__ uint32_t piece(const Partials& partials, uint32_t n) {
+    __device__ uint32_t piece(uint32_t n) {
       float out[2][2 * kValueSteps][4];
 #pragma unroll
       for (int m = 0; m < 2; ++m)
 #pragma unroll
         for (int c = 0; c < 2 * kValueSteps; ++c)
           out[m][c][0] = out[m][c][1] = out[m][c][2] = out[m][c][3] = 0.0f;
-      const uint32_t end = __shfl_sync(~0u, shared.work.end_number(), 0);
+      const uint32_t end = uniform(shared.work.end_number());
       const uint32_t lane = Role::lane();
       const uint32_t values_from = kept(base + offsetof(Shared, keys) + lane % 16 * kRowBytes +
                                         lane / 16 * 16 + column * (kLatent / 2));
-      // The two halves of a row of weights, 16 bytes each, change places every four rows: ldmatrix meets all
-      // banks.
-      const uint32_t weights_from = kept(base + offsetof(Shared, weights) + slab * kSlabWeights +
-                                         lane % 16 * 32 + ((lane / 16) ^ (lane / 4 % 2)) * 16);
+      const uint32_t weights =
+          kept(base + offsetof(Shared, weights) + slab * kSlabWeights + weights_from(lane));
       ptx::named_barrier_sync(1, kFewerThreads);  // the first sources are there
       for (uint32_t i = n; i < n + Rings::kAhead && i < end; ++i)
         load(i);
@@ -314,19 +293,14 @@ class FlashRoles {
         uint32_t p[2][4];
         uint32_t v[2][4];
         ptx::load_shared(moves, base + offsetof(Shared, moves) + (buffer * kSlabs + slab) * 4);
-        ptx::ldmatrix(p[0], weights_from + buffer * (kSlabs * kSlabWeights));
+        ptx::ldmatrix(p[0], weights + buffer * (kSlabs * kSlabWeights));
         ptx::ldmatrix_trans(v[0], values);
-        ptx::ldmatrix(p[1], weights_from + buffer * (kSlabs * kSlabWeights) + 16 * 32);
+        ptx::ldmatrix(p[1], weights + buffer * (kSlabs * kSlabWeights) + 16 * 32);
         if (__any_sync(~0u, moves == n)) rescale(out, buffer, n);
 #pragma unroll
         for (int c = 0; c < kValueSteps; ++c) {
           if (c + 1 < kValueSteps) ptx::ldmatrix_trans(v[(c + 1) % 2], values + (c + 1) * 32);
-          const auto& b = v[c % 2];
-#pragma unroll
-          for (int m = 0; m < 2; ++m) {
-            ptx::mma<T>(out[m][2 * c], p[m], b[0], b[1]);
-            ptx::mma<T>(out[m][2 * c + 1], p[m], b[2], b[3]);
-          }
+          multiply<T>(out, 2 * c, p, v[c % 2]);
         }
         ptx::barrier_arrive_warp(this->weights_empty(n, slab), Role::lane() == 0);
         ptx::barrier_arrive_warp(this->empty(n), Role::lane() == 0);
@@ -355,8 +329,7 @@ class FlashRoles {
       }
     }
 
-    // Begins to copy this warp's two keys of tile `n` into its stage, half a warp a key. A row is 72 times 16
-    // bytes. Keys that are not there become zeros.
+    // Begins to copy this warp's two keys of tile `n` into its stage. Keys that are not there become zeros.
     __device__ void load(uint32_t n) const {
       const uint32_t lane = Role::lane();
       // Found by a weight warp of this slab, whose weights this warp has waited for.
@@ -368,11 +341,7 @@ class FlashRoles {
       const uint32_t to =
           base + offsetof(Shared, keys) + n % kStages * kTileBytes + key * kRowBytes + lane % 16 * 16;
       ptx::barrier_wait(this->empty(n), last_use<kStages>(n));
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        ptx::cp_async_16(to + i * 256, from + i * 256, bytes);
-      ptx::cp_async_16_if(lane % 16 < 8, to + 1024, from + 1024, bytes);
-      ptx::cp_async_arrive(this->full(n));
+      copy_key(to, from, bytes, lane % 16 < 8, this->full(n));
     }
 
     int slab;
@@ -382,21 +351,14 @@ class FlashRoles {
   struct Weights : Role {
     using Role::args;
     using Role::base;
+    using Role::partials;
     using Role::shared;
 
-    __device__ Weights(const VerifyAttnArgs& a, Shared& s, int w) : Role(a, s), warp(w) {}
+    __device__ Weights(const VerifyAttnArgs& a, const Partials& p, Shared& s, int w) : Role(a, p, s), warp(w) {}
 
-    __device__ void run(const Partials& partials) {
-      uint32_t number = 0;
-      while (this->next_piece()) {
-        number = piece(partials, number);
-        this->end_piece();
-      }
-    }
-
-    __device__ uint32_t piece(const Partials& partials, uint32_t n) {
-      const uint32_t end = __shfl_sync(~0u, shared.work.end_number(), 0);
-      const uint32_t masked_from = __shfl_sync(~0u, shared.work.masked_from(), 0);
+    __device__ uint32_t piece(uint32_t n) {
+      const uint32_t end = uniform(shared.work.end_number());
+      const uint32_t masked_from = uniform(shared.work.masked_from());
       find_sources(n);
       if ((n + Rings::kAhead - 1) / kSources != n / kSources) find_sources(n + Rings::kAhead - 1);
       ptx::named_barrier_sync(1, kFewerThreads);
@@ -410,8 +372,8 @@ class FlashRoles {
       const uint32_t half = static_cast<uint32_t>(warp) % 2;
       const uint32_t shares_from = kept(base + offsetof(Shared, shares) + slab * (2 * kShareBytes) +
                                         half * (2 * kWarp * 16) + lane * 16);
-      const uint32_t weights_to = kept(base + offsetof(Shared, weights) + slab * kSlabWeights +
-                                       (half * 16 + lane / 4) * 32 + lane / 16 * 16 + lane % 4 * 4);
+      const uint32_t weights = kept(base + offsetof(Shared, weights) + slab * kSlabWeights + half * (16 * 32) +
+                                    weights_to(lane));
       const uint32_t keys_from = kept(base + offsetof(Shared, keys) + (lane % 8 + lane / 16 * 8) * kRowBytes +
                                       lane / 8 % 2 * 16 + kLatent * 2);
       const uint32_t queries_from =
@@ -457,7 +419,7 @@ class FlashRoles {
           ptx::barrier_wait(this->weights_empty(n, slab), last_use<Rings::kWeights>(n));
         if (__any_sync(~0u, high[0] - level[0] > kTop<T> || high[1] - level[1] > kTop<T>))
           move_levels(high, n);
-        const uint32_t to = weights_to + n % Rings::kWeights * (kSlabs * kSlabWeights);
+        const uint32_t to = weights + n % Rings::kWeights * (kSlabs * kSlabWeights);
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i) {
 #pragma unroll
@@ -506,7 +468,7 @@ class FlashRoles {
       const uint32_t buffer = n % Rings::kWeights;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float scale = raise(level[i], high[i]);
+        const float scale = raise<T>(level[i], high[i]);
         sum[i] *= scale;
         if (lane % 4 == 0) shared.scales[buffer][warp * 16 + i * 8 + lane / 4] = scale;
       }
@@ -516,32 +478,15 @@ class FlashRoles {
       }
     }
 
-    // Row lane / 4 of the warp's, and the one 8 behind it; s[i] has keys 8 * i + 2 * (lane % 4) and the next
-    // one of each.
+    // Row lane / 4 of the warp's, and the one 8 behind it.
     __device__ void mask(float (&s)[2][4], uint32_t n) const {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const Work& work = shared.work;
         const uint32_t lane = Role::lane();
         const int row = work.row_tile * kRows + warp * 16 + j * 8 + static_cast<int>(lane) / 4;
-        const uint32_t seen = visible_in_tile(args, work.request, row, work.tile(n)) >> (lane % 4 * 2);
-#pragma unroll
-        for (uint32_t i = 0; i < 2; ++i) {
-          if ((seen >> (8 * i) & 1) == 0) s[i][2 * j] = kUnseen;
-          if ((seen >> (8 * i + 1) & 1) == 0) s[i][2 * j + 1] = kUnseen;
-        }
+        hide(s, 2 * j, visible_in_tile(args, work.request, row, work.tile(n)));
       }
-    }
-
-    // Over the four lanes of a row: moves its level if it has to. The factor of what was summed so far.
-    __device__ static float raise(float& level, float high) {
-      high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
-      high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
-      if (!(high - level > kTop<T>)) return 1.0f;
-      const float to = high - (kTop<T> - kHeadroom);
-      const float scale = ptx::exp2_approx(level - to);
-      level = to;
-      return scale;
     }
 
     // Lane l looks for key 4 * warp + l % 4 of the tile whose number is l / 4 modulo kSources.

@@ -31,8 +31,6 @@ class FlashSlabs {
   static constexpr int kValueSteps = kLatent / kSlabWarps / 16;  // and of its columns of output, 16 each
   static constexpr uint32_t kStages = 4;
   static constexpr uint32_t kAhead = kStages - 1;  // tiles that are on their way or waiting for their turn
-  static constexpr uint32_t kRowBytes = kWidth * 2 + 16;
-  static constexpr uint32_t kTileBytes = kKeys * kRowBytes;
   static constexpr uint32_t kShareBytes = kOwnedRows * kKeys * 4;
   static constexpr uint32_t kSlabShares = (kSlabWarps - 1) * kSlabWarps * kShareBytes;
   static constexpr uint32_t kSharesAlign = kSlabWarps * kShareBytes;
@@ -86,10 +84,6 @@ class FlashSlabs {
     __syncthreads();
   }
 
-  // Of the warp's first lane. Tells the compiler, which then counts in uniform registers, that all lanes have
-  // it.
-  __device__ static uint32_t uniform(uint32_t x) { return __shfl_sync(~0u, x, 0); }
-
   // The piece that shared.work describes.
   __device__ void piece(const Partials& partials) {
     const uint32_t lane = threadIdx.x % kWarp;
@@ -104,10 +98,8 @@ class FlashSlabs {
     values_from_ = kept(keys + lane % 16 * kRowBytes + lane / 16 * 16 + warp * (kLatent / 2));
     copy_to_ = kept(keys + (threadIdx.x / kWarp * 2 + lane / 16) * kRowBytes + lane % 16 * 16);
     shares_ = kept(shares + slab * kSlabShares + warp * kShareBytes + lane * 8);
-    // The two halves of a row of weights, 16 bytes each, change places every four rows: ldmatrix meets all
-    // banks.
-    weights_from_ = kept(weights + lane % 16 * 32 + ((lane / 16) ^ (lane / 4 % 2)) * 16);
-    weights_to_ = kept(weights + (warp * kOwnedRows + lane / 4) * 32 + lane / 16 * 16 + lane % 4 * 4);
+    weights_from_ = kept(weights + weights_from(lane));
+    weights_to_ = kept(weights + warp * (kOwnedRows * 32) + weights_to(lane));
     slab_ = uniform(slab);
 
     const uint32_t end = uniform(shared_.work.end_number());
@@ -149,12 +141,6 @@ class FlashSlabs {
       step<kCommon, true>(out, q, end);
     step<kLast, false>(out, q, end);
     store(out, partials);
-  }
-
-  // A value that the compiler cannot work out anew in the loop, as it else does, twenty instructions long: it
-  // does not know that this is no other lane's.
-  __device__ static uint32_t kept(uint32_t x) {
-    return __shfl_sync(~0u, x, static_cast<int>(threadIdx.x % kWarp));
   }
 
   __device__ uint32_t full(uint32_t stage) const {
@@ -218,8 +204,7 @@ class FlashSlabs {
     source_ = key_source<T>(args_, work.request, key);
   }
 
-  // The copy of this warp's two keys of tile `n` into its stage, half a warp a key; a row is 72 times 16
-  // bytes. Keys that are not there become zeros.
+  // The copy of this warp's two keys of tile `n` into its stage. Keys that are not there become zeros.
   struct Copy {
     uint32_t to;
     uint32_t bytes;
@@ -235,11 +220,7 @@ class FlashSlabs {
             uniform(full(n % kStages))};
   }
   __device__ static void begin(const Copy& copy) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      ptx::cp_async_16(copy.to + i * 256, copy.from + i * 256, copy.bytes);
-    ptx::cp_async_16_if(copy.has_last, copy.to + 1024, copy.from + 1024, copy.bytes);
-    ptx::cp_async_arrive(copy.barrier);
+    copy_key(copy.to, copy.from, copy.bytes, copy.has_last, copy.barrier);
   }
 
   __device__ void load(uint32_t n) const {
@@ -334,12 +315,7 @@ class FlashSlabs {
 #pragma unroll
     for (int k = kFrom; k < kTo; ++k) {
       if (k + 1 < kScoreSteps) ptx::ldmatrix(keys[(k + 1) % 2], from + (k + 1) * 32);
-      const auto& b = keys[k % 2];
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        ptx::mma<T>(s[m][0], q[k][m], b[0], b[1]);
-        ptx::mma<T>(s[m][1], q[k][m], b[2], b[3]);
-      }
+      multiply<T>(s, 0, q[k], keys[k % 2]);
     }
   }
 
@@ -379,13 +355,9 @@ class FlashSlabs {
       s[i][1] = to_base_2(args_, s[i][1], kCapped);
     }
     if constexpr (kMasked) mask(s, n);
-    float high = fmaxf(fmaxf(s[0][0], s[0][1]), fmaxf(s[1][0], s[1][1]));
+    const float high = fmaxf(fmaxf(s[0][0], s[0][1]), fmaxf(s[1][0], s[1][1]));
     if (!__any_sync(~0u, high - level_ > kTop<T>)) return;
-    high = fmaxf(high, __shfl_xor_sync(~0u, high, 1));
-    high = fmaxf(high, __shfl_xor_sync(~0u, high, 2));
-    const float level = high - level_ > kTop<T> ? high - (kTop<T> - kHeadroom) : level_;
-    const float scale = ptx::exp2_approx(level_ - level);
-    level_ = level;
+    const float scale = raise<T>(level_, high);
     sum_ *= scale;
     const uint32_t thread = ptx::thread_index();
     if (thread % 4 == 0) shared_.scales[n % 2][thread / 4] = scale;
@@ -414,12 +386,7 @@ class FlashSlabs {
 #pragma unroll
     for (int c = kFrom; c < kTo; ++c) {
       if (c + 1 < kValueSteps) ptx::ldmatrix_trans(v[(c + 1) % 2], values + (c + 1) * 32);
-      const auto& b = v[c % 2];
-#pragma unroll
-      for (int m = 0; m < 2; ++m) {
-        ptx::mma<T>(out[m][2 * c], p[m], b[0], b[1]);
-        ptx::mma<T>(out[m][2 * c + 1], p[m], b[2], b[3]);
-      }
+      multiply<T>(out, 2 * c, p, v[c % 2]);
     }
   }
 
@@ -447,20 +414,13 @@ class FlashSlabs {
     }
   }
 
-  // Keys of tile `n` that this lane's owned row does not see.
+  // Hides keys of tile `n` that this lane's owned row does not see.
   __device__ void mask(float (&s)[2][4], uint32_t n) const {
     const Work& work = shared_.work;
-    const uint32_t seen =
-        visible_in_tile(args_, work.request, work.row_tile * kRows + owned_row(), work.tile(n)) >>
-        (ptx::thread_index() % 4 * 2);
-#pragma unroll
-    for (uint32_t i = 0; i < 2; ++i) {
-      if ((seen >> (8 * i) & 1) == 0) s[i][0] = kUnseen;
-      if ((seen >> (8 * i + 1) & 1) == 0) s[i][1] = kUnseen;
-    }
+    hide(s, 0, visible_in_tile(args_, work.request, work.row_tile * kRows + owned_row(), work.tile(n)));
   }
 
-  __device__ void store(const float (&out)[2][2 * kValueSteps][4], const Partials& partials) {
+  __device__ void store(float (&out)[2][2 * kValueSteps][4], const Partials& partials) {
     const Work& work = shared_.work;
     sum_ += __shfl_xor_sync(~0u, sum_, 1);
     sum_ += __shfl_xor_sync(~0u, sum_, 2);

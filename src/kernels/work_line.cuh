@@ -12,14 +12,6 @@ struct WorkPlace {
   int64_t item;
 };
 
-__device__ inline SplitPlan::Request lengths_of(const RequestRows& rows) {
-  return {rows.prefix, rows.nodes};
-}
-
-__device__ inline SplitPlan::Request lengths_of(const VerifyAttnArgs& args, int32_t request) {
-  return request < args.batch ? lengths_of(request_rows(args, request)) : SplitPlan::Request{0, 0};
-}
-
 __device__ inline int64_t sum_up_to_lane(int64_t x, int lane) {
   for (int step = 1; step < kWarp; step *= 2) {
     const int64_t below = __shfl_up_sync(~0u, x, step);
@@ -28,38 +20,23 @@ __device__ inline int64_t sum_up_to_lane(int64_t x, int lane) {
   return x;
 }
 
-// A warp reads the lengths of 32 requests at a time; all of its lanes must be there.
-__device__ inline SplitPlan::Line work_line(const VerifyAttnArgs& args, const SplitPlan& plan) {
-  const int lane = threadIdx.x % kWarp;
-  SplitPlan::Line line{};
-  for (int32_t first = 0; first < args.batch; first += kWarp)
-    plan.add(line, lengths_of(args, first + lane));
-  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
-    line.length += __shfl_xor_sync(~0u, line.length, lanes);
-    line.items += __shfl_xor_sync(~0u, line.items, lanes);
-    line.most_units = SplitPlan::most(line.most_units, __shfl_xor_sync(~0u, line.most_units, lanes));
-  }
-  return line;
-}
+// Requests [32 * i, 32 * (i + 1)) of the batch, one a lane. A whole warp.
+struct Requests {
+  SplitPlan::Cut cut{};
+  int64_t end;       // of the lane's request, from the first one's beginning on
+  int64_t item_end;  // likewise
 
-// The request that holds unit `target` of the line; it must be there.
-__device__ inline WorkPlace find_work(const VerifyAttnArgs& args, const SplitPlan& plan, int64_t target) {
-  const int lane = threadIdx.x % kWarp;
-  WorkPlace place{0, 0, 0};
-  for (int32_t first = 0;; first += kWarp) {
-    const SplitPlan::Request request = lengths_of(args, first + lane);
-    const int64_t length = plan.length(request);
-    const int64_t items = plan.row_tiles(request);
-    const int64_t end = place.begin + sum_up_to_lane(length, lane);
-    const int64_t item_end = place.item + sum_up_to_lane(items, lane);
-    const unsigned beyond = __ballot_sync(~0u, end > target);
-    const int from = beyond != 0 ? __ffs(static_cast<int>(beyond)) - 1 : kWarp - 1;
-    place.begin = __shfl_sync(~0u, end - (beyond != 0 ? length : 0), from);
-    place.item = __shfl_sync(~0u, item_end - (beyond != 0 ? items : 0), from);
-    place.request = first + from;
-    if (beyond != 0) return place;
+  __device__ void read(const VerifyAttnArgs& args, const SplitPlan& plan, int32_t first) {
+    const int lane = threadIdx.x % kWarp;
+    cut = {};
+    if (first + lane < args.batch) {
+      const RequestRows rows = request_rows(args, first + lane);
+      cut = plan.cut({rows.prefix, rows.nodes});
+    }
+    end = sum_up_to_lane(cut.length(), lane);
+    item_end = sum_up_to_lane(cut.row_tiles, lane);
   }
-}
+};
 
 // A block's stretch of the line, piece by piece. In shared memory. A piece that has not the beginning of its
 // item comes last: so blocks that are at row tiles of one request begin at the same keys, and read them from
@@ -76,19 +53,39 @@ struct Stretch {
 
   // A whole warp.
   __device__ void begin(const VerifyAttnArgs& args, const Partials& partials, const SplitPlan& plan) {
-    const SplitPlan::Line line = work_line(args, plan);
+    const int lane = threadIdx.x % kWarp;
+    Requests requests;
+    SplitPlan::Line line{};
+    for (int32_t first = 0; first < args.batch; first += kWarp) {
+      requests.read(args, plan, first);
+      line.length += __shfl_sync(~0u, requests.end, kWarp - 1);
+      line.items += __shfl_sync(~0u, requests.item_end, kWarp - 1);
+      if (requests.cut.row_tiles > 0) line.most_units = SplitPlan::most(line.most_units, requests.cut.units);
+    }
+    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2)
+      line.most_units = SplitPlan::most(line.most_units, __shfl_xor_sync(~0u, line.most_units, lanes));
     const int64_t each = plan.stretch(line);
     const int64_t from = each * blockIdx.x;
     WorkPlace at{};
-    if (from < line.length) at = find_work(args, plan, from);
-    if (threadIdx.x % kWarp != 0) return;
+    int64_t units = 1;
+    for (int32_t first = 0; from < line.length; first += kWarp) {
+      if (args.batch > kWarp) requests.read(args, plan, first);
+      const unsigned beyond = __ballot_sync(~0u, at.begin + requests.end > from);
+      const int in = beyond != 0 ? __ffs(static_cast<int>(beyond)) - 1 : kWarp - 1;
+      const bool found = beyond != 0;
+      at.begin += __shfl_sync(~0u, requests.end - (found ? requests.cut.length() : 0), in);
+      at.item += __shfl_sync(~0u, requests.item_end - (found ? requests.cut.row_tiles : 0), in);
+      at.request = first + in;
+      units = __shfl_sync(~0u, requests.cut.units, in);
+      if (found) break;
+    }
+    if (lane != 0) return;
     length = each;
     position = last_position = from;
     stop = SplitPlan::least(line.length, from + each);
     last_stop = from;
     place = last_place = at;
     if (from < stop) {
-      const int64_t units = plan.units(lengths_of(args, at.request));
       const int64_t item = at.begin + SplitPlan::quotient(from - at.begin, units) * units;
       if (item < from && item + units < stop) position = last_stop = item + units;
     }
@@ -101,6 +98,7 @@ struct Stretch {
   __device__ void next(const VerifyAttnArgs& args, const Partials& partials, const SplitPlan& plan,
                        uint32_t number, Work& work) {
     work.first = work.end = 0;
+    work.first_number = number;
     while (work.first >= work.end) {
       if (position >= stop) {
         if (last_position >= last_stop) return;
@@ -109,19 +107,23 @@ struct Stretch {
         place = last_place;
         last_position = last_stop;
       }
-      RequestRows rows = request_rows(args, place.request);
-      SplitPlan::Request request = lengths_of(rows);
-      while (position >= place.begin + plan.length(request)) {
-        place.begin += plan.length(request);
-        place.item += plan.row_tiles(request);
-        rows = request_rows(args, ++place.request);
-        request = lengths_of(rows);
+      RequestRows rows;
+      SplitPlan::Request request;
+      SplitPlan::Cut cut;
+      for (;;) {
+        rows = request_rows(args, place.request);
+        request = {rows.prefix, rows.nodes};
+        cut = plan.cut(request);
+        if (position < place.begin + cut.length()) break;
+        place.begin += cut.length();
+        place.item += cut.row_tiles;
+        ++place.request;
       }
-      const int64_t units = plan.units(request);
-      const int64_t row_tile = SplitPlan::quotient(position - place.begin, units);
-      const int64_t item = place.begin + row_tile * units;
-      const int64_t end = plan.piece_end(position, item + units, stop);
-      const SplitPlan::Piece piece = plan.piece(request, row_tile, item, position, end, blockIdx.x);
+      const int64_t row_tile = SplitPlan::quotient(position - place.begin, cut.units);
+      const int64_t item = place.begin + row_tile * cut.units;
+      const int64_t end = plan.piece_end(position, item + cut.units, stop);
+      const int64_t tiles = plan.key_tiles(request, row_tile);
+      const SplitPlan::Piece piece = plan.piece(cut, tiles, item, position, end, blockIdx.x);
       work = {rows,
               piece.slot,
               static_cast<int>(row_tile),
@@ -130,7 +132,7 @@ struct Stretch {
               piece.whole,
               number};
       if (position == item) {
-        const SplitPlan::Merge merge = plan.merge(request, row_tile, item, blockIdx.x, length);
+        const SplitPlan::Merge merge = plan.merge(cut, tiles, item, blockIdx.x, length);
         const int64_t at = plan.invariant() ? place.item + row_tile : blockIdx.x;
         const int64_t left = rows.nodes * args.heads - row_tile * kRows;
         const bool split = merge.pieces > 1;  // of a stretch's items only the last one can be

@@ -21,7 +21,7 @@ struct Batch {
   SplitPlan::Line line() const {
     SplitPlan::Line all{};
     for (const Request& r : requests)
-      plan.add(all, r);
+      SplitPlan::add(all, plan.cut(r));
     return all;
   }
 };
@@ -43,16 +43,18 @@ Pieces pieces_of_blocks(const Batch& batch) {
     while (position < stop) {
       int64_t begin = 0;
       size_t request = 0;
-      while (position >= begin + plan.length(batch.requests[request]))
-        begin += plan.length(batch.requests[request++]);
+      while (position >= begin + plan.cut(batch.requests[request]).length())
+        begin += plan.cut(batch.requests[request++]).length();
       const Request& r = batch.requests[request];
-      const int64_t row_tile = (position - begin) / plan.units(r);
-      const int64_t item = begin + row_tile * plan.units(r);
-      const int64_t end = plan.piece_end(position, item + plan.units(r), stop);
+      const SplitPlan::Cut cut = plan.cut(r);
+      const int64_t row_tile = (position - begin) / cut.units;
+      const int64_t item = begin + row_tile * cut.units;
+      const int64_t tiles = plan.key_tiles(r, row_tile);
+      const int64_t end = plan.piece_end(position, item + cut.units, stop);
       EXPECT_LE(end, std::max(stop, position + 1));
       Item& it = pieces[{request, row_tile}];
-      it.pieces.push_back(plan.piece(r, row_tile, item, position, end, block));
-      if (position == item) it.merge = plan.merge(r, row_tile, item, block, stretch);
+      it.pieces.push_back(plan.piece(cut, tiles, item, position, end, block));
+      if (position == item) it.merge = plan.merge(cut, tiles, item, block, stretch);
       position = end;
     }
   }
@@ -91,7 +93,7 @@ TEST_P(SplitPlans, EveryTileOfKeysIsReadOnceAndSlotsAreDistinct) {
     for (const Request& r : batch.requests) {
       rows += r.nodes;
       most_prefix = std::max(most_prefix, r.prefix);
-      items += batch.plan.row_tiles(r);
+      items += batch.plan.cut(r).row_tiles;
     }
     const auto count = static_cast<int64_t>(batch.requests.size());
     EXPECT_LE(items, SplitPlan::most_items(batch.plan.heads, count, rows));
@@ -153,7 +155,7 @@ TEST(SplitPlan, WholeItemsWhereTheyFit) {
 TEST(SplitPlan, RowsDoNotLoadWhatStandsBehindThem) {
   const SplitPlan plan{8, 132, KDTREE_PLAN_BALANCED};
   const Request r{1000, 64};  // eight nodes a row tile
-  EXPECT_EQ(plan.row_tiles(r), 8);
+  EXPECT_EQ(plan.cut(r).row_tiles, 8);
   EXPECT_EQ(plan.key_tiles(r, 0), 63);  // 1008 keys
   EXPECT_EQ(plan.key_tiles(r, 1), 64);  // 1016
   EXPECT_EQ(plan.key_tiles(r, 7), 67);  // 1064
