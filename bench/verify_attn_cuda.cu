@@ -1,7 +1,8 @@
 // The CUDA backends through the C ABI: a captured graph of one call, replayed with a cold L2, medians.
 //   bench_verify_attn_cuda DATE COMMIT [BACKEND...]
-// Random queries, keys and trees; slots scattered over the pool; bf16. FLOPs: 2 * H * sum over requests of N
-// (L + N) * (576 + 512).
+// Random queries, keys and trees; bf16. Slots are scattered over the pool, but for cuda-flash, whose prefixes
+// are contiguous. The first backend is the others' baseline. FLOPs: 2 * H * sum over requests of N (L + N) *
+// (576 + 512).
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -79,20 +80,34 @@ class RandomValues : public Device<__nv_bfloat16> {
 
 struct Case {
   int heads;
-  int batch;
-  int nodes;
-  int prefix;
+  std::vector<int> nodes;  // of each request
+  int prefix;              // of every request
+
+  int batch() const { return static_cast<int>(nodes.size()); }
+  int most_nodes() const { return std::ranges::max(nodes); }
+  bool ragged() const { return std::ranges::min(nodes) != most_nodes(); }
+  // As JSON: "nodes" are the most of a request, and in ragged batches "each" are all of them.
+  std::string json(const char* plan) const {
+    std::string text = "{\"heads\":" + std::to_string(heads) + ",\"batch\":" + std::to_string(batch()) +
+                       ",\"nodes\":" + std::to_string(most_nodes()) + ",\"prefix\":" + std::to_string(prefix) +
+                       ",\"plan\":\"" + plan + "\"";
+    for (size_t i = 0; ragged() && i < nodes.size(); ++i)
+      text += (i == 0 ? ",\"each\":[" : ",") + std::to_string(nodes[i]);
+    return text + (ragged() ? "]}" : "}");
+  }
 };
 
-// The rows of a verify pass over KV that 8 or 16 heads of a rank share.
+// The rows of a verify pass over KV that 8 or 16 heads of a rank share, and the trees of
+// bundles/ragged-4.safetensors (the other bundles' shapes are among the first ones).
 std::vector<Case> cases() {
-  std::vector<Case> list;
+  std::vector<Case> list = {{8, {1, 8, 17, 32}, 8192}};
   for (const int heads : {8, 16}) {
     for (const int batch : {1, 8, 32}) {
       for (const int nodes : {8, 16, 32, 64}) {
         if (heads == 16 && nodes != 16 && nodes != 64) continue;
         for (const int prefix : {1024, 8192, 65536}) {
-          if (batch == 1 || prefix < 65536) list.push_back({heads, batch, nodes, prefix});
+          if (batch == 1 || prefix < 65536)
+            list.push_back({heads, std::vector<int>(static_cast<size_t>(batch), nodes), prefix});
         }
       }
     }
@@ -140,21 +155,24 @@ class Bench {
 
   void run(const Case& c, const std::vector<kdtree_backend_info>& backends) {
     std::mt19937 random(7);
-    const int rows = c.batch * c.nodes;
-    const int slots = c.batch * (c.prefix + c.nodes);
+    const int rows = std::accumulate(c.nodes.begin(), c.nodes.end(), 0);
+    const int prefixes = c.batch() * c.prefix;
+    const int slots = prefixes + rows;
     std::vector<int32_t> order(static_cast<size_t>(slots));
     std::iota(order.begin(), order.end(), 0);
     std::ranges::shuffle(order, random);
-    const Device<int32_t> kv_indices(std::vector<int32_t>(order.begin(), order.begin() + c.batch * c.prefix));
-    const Device<int32_t> draft_slots(std::vector<int32_t>(order.begin() + c.batch * c.prefix, order.end()));
-    std::vector<int32_t> qo, kv, parents;
-    for (int r = 0; r <= c.batch; ++r) {
-      qo.push_back(r * c.nodes);
-      kv.push_back(r * c.prefix);
-    }
-    for (int i = 0; i < rows; ++i) {
-      const int node = i % c.nodes;
-      parents.push_back(node == 0 ? -1 : std::uniform_int_distribution<int>(0, node - 1)(random));
+    const Device<int32_t> kv_indices(std::vector<int32_t>(order.begin(), order.begin() + prefixes));
+    const Device<int32_t> draft_slots(std::vector<int32_t>(order.begin() + prefixes, order.end()));
+    std::iota(order.begin(), order.end(), 0);
+    const Device<int32_t> behind_prefixes(std::vector<int32_t>(order.begin() + prefixes, order.end()));
+    std::vector<int32_t> qo = {0}, kv = {0}, parents;
+    double pairs = 0.0;
+    for (const int nodes : c.nodes) {
+      for (int node = 0; node < nodes; ++node)
+        parents.push_back(node == 0 ? -1 : std::uniform_int_distribution<int>(0, node - 1)(random));
+      qo.push_back(qo.back() + nodes);
+      kv.push_back(kv.back() + c.prefix);
+      pairs += double(nodes) * (c.prefix + nodes);
     }
     const Device<int32_t> qo_indptr(qo), kv_indptr(kv), tree(parents);
     const RandomValues q(static_cast<size_t>(rows) * c.heads * kWidth, 1);
@@ -163,7 +181,7 @@ class Bench {
     const Device<float> lse(static_cast<size_t>(rows) * c.heads);
 
     auto p = KDTREE_INIT(kdtree_verify_attn_params);
-    p.batch = c.batch;
+    p.batch = c.batch();
     p.heads = c.heads;
     p.latent_dim = kLatent;
     p.rope_dim = kRope;
@@ -177,12 +195,10 @@ class Bench {
     p.kv_indptr = kv_indptr.data();
     p.kv = pool.data();
     p.kv_slots = slots;
-    p.kv_indices = kv_indices.data();
-    p.draft_slots = draft_slots.data();
     p.tree_encoding = KDTREE_TREE_PARENTS;
     p.parents = tree.data();
     p.memory = KDTREE_MEMORY_CUDA;
-    p.max_nodes = c.nodes;
+    p.max_nodes = c.most_nodes();
     p.max_rows = rows;
     p.max_prefix = c.prefix;
     double baseline = 0.0;
@@ -190,17 +206,18 @@ class Bench {
     for (const kdtree_backend_info& backend : backends) {
       for (const int32_t plan : {KDTREE_PLAN_BALANCED, KDTREE_PLAN_INVARIANT}) {
         if (plan == KDTREE_PLAN_INVARIANT && backend.backend == KDTREE_BACKEND_CUDA_NAIVE) continue;
+        const bool contiguous = backend.backend == KDTREE_BACKEND_CUDA_FLASH;
         p.backend = backend.backend;
         p.plan = plan;
+        p.kv_indices = contiguous ? nullptr : kv_indices.data();
+        p.draft_slots = contiguous ? behind_prefixes.data() : draft_slots.data();
         const Timing t = time(p);
         if (t.median == 0.0) continue;
-        const double flops = 2.0 * c.heads * c.batch * c.nodes * (c.prefix + c.nodes) * (kWidth + kLatent);
-        std::printf(
-            "{\"bench\":\"verify-attn-cuda\",\"backend\":\"%s\",\"case\":{\"heads\":%d,\"batch\":%d,"
-            "\"nodes\":%d,\"prefix\":%d,\"plan\":\"%s\"},\"us\":%.2f,\"min_us\":%.2f,\"tflops\":%.1f,",
-            backend.name, c.heads, c.batch, c.nodes, c.prefix,
-            plan == KDTREE_PLAN_BALANCED ? "balanced" : "invariant", t.median, t.least,
-            flops / t.median / 1e6);
+        const double flops = 2.0 * c.heads * pairs * (kWidth + kLatent);
+        std::printf("{\"bench\":\"verify-attn-cuda\",\"backend\":\"%s\",\"case\":%s,\"us\":%.2f,\"min_us\":%.2f,"
+                    "\"tflops\":%.1f,",
+                    backend.name, c.json(plan == KDTREE_PLAN_BALANCED ? "balanced" : "invariant").c_str(),
+                    t.median, t.least, flops / t.median / 1e6);
         if (baseline_name != nullptr) {
           std::printf("\"baseline\":\"%s\",\"baseline_us\":%.2f,\"ratio\":%.2f,", baseline_name, baseline,
                       baseline / t.median);
