@@ -22,9 +22,10 @@ struct BenchCell {
   double baseline_us = 0.0;
 };
 
-// The oracle first: it is the baseline of the others.
+// The oracle first: it is the baseline of the others. Where nobody `named` them, backends that lack the case
+// are left out, which stderr says.
 Result<std::vector<BenchCell>> bench_attention(VerifyCase& verify_case, const std::vector<Backend>& chosen,
-                                               int repeat);
+                                               bool named, int repeat);
 
 struct TreeBenchSize {
   int64_t positions = 7;

@@ -119,7 +119,7 @@ Result<int> run(const BenchOptions& options) {
   KDTREE_RETURN_IF_ERROR(check_memory(logits_bytes, "--positions, --vocab"));
   auto verify_case = make_verify_case(*spec);
   KDTREE_RETURN_IF_ERROR(verify_case);
-  auto cells = bench_attention(*verify_case, *chosen, options.repeat);
+  auto cells = bench_attention(*verify_case, *chosen, names_backends(options.backends), options.repeat);
   KDTREE_RETURN_IF_ERROR(cells);
   if (interrupted()) return kExitInterrupted;
   const auto budget = static_cast<int32_t>(options.spec.nodes.front() - 1);
