@@ -236,7 +236,8 @@ def main():
         print(f"{options.peer} cannot be imported: {type(error).__name__}: {reason}", file=sys.stderr)
         return 3
     if options.compile:
-        prepare(Inputs(Case(8, 1, 8, 64), peer.page))()
+        for heads, batch in sorted({(case.heads, case.batch) for case in options.cases}):  # each has a Triton kernel
+            prepare(Inputs(Case(heads, batch, 8, 64), peer.page))()
         torch.cuda.synchronize()
         return 0
     library = Library(options.library)
