@@ -97,10 +97,15 @@ struct Case {
   }
 };
 
-// The rows of a verify pass over KV that 8 or 16 heads of a rank share, and the trees of
-// bundles/ragged-4.safetensors (the other bundles' shapes are among the first ones).
+// The rows of a verify pass over KV that 8 or 16 heads of a rank share; before them one node more than a tile of
+// rows or eight have, and the trees of bundles/ragged-4.safetensors (the other bundles' shapes are among the
+// first ones).
 std::vector<Case> cases() {
   std::vector<Case> list = {{8, {1, 8, 17, 32}, 8192}};
+  for (const size_t batch : {1, 8, 32}) {
+    for (const int nodes : {9, 65})
+      list.push_back({8, std::vector<int>(batch, nodes), 8192});
+  }
   for (const int heads : {8, 16}) {
     for (const int batch : {1, 8, 32}) {
       for (const int nodes : {8, 16, 32, 64}) {
