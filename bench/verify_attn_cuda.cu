@@ -4,11 +4,13 @@
 // are contiguous. The first backend is the others' baseline. FLOPs: 2 * H * sum over requests of N (L + N) *
 // (576 + 512).
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <cuda_bf16.h>
@@ -89,17 +91,17 @@ struct Case {
   // As JSON: "nodes" are the most of a request, and in ragged batches "each" are all of them.
   std::string json(const char* plan) const {
     std::string text = "{\"heads\":" + std::to_string(heads) + ",\"batch\":" + std::to_string(batch()) +
-                       ",\"nodes\":" + std::to_string(most_nodes()) + ",\"prefix\":" + std::to_string(prefix) +
-                       ",\"plan\":\"" + plan + "\"";
+                       ",\"nodes\":" + std::to_string(most_nodes()) +
+                       ",\"prefix\":" + std::to_string(prefix) + ",\"plan\":\"" + plan + "\"";
     for (size_t i = 0; ragged() && i < nodes.size(); ++i)
       text += (i == 0 ? ",\"each\":[" : ",") + std::to_string(nodes[i]);
     return text + (ragged() ? "]}" : "}");
   }
 };
 
-// The rows of a verify pass over KV that 8 or 16 heads of a rank share; before them one node more than a tile of
-// rows or eight have, and the trees of bundles/ragged-4.safetensors (the other bundles' shapes are among the
-// first ones).
+// The rows of a verify pass over KV that 8 or 16 heads of a rank share; before them one node more than a tile
+// of rows or eight have, and the trees of bundles/ragged-4.safetensors (the other bundles' shapes are among
+// the first ones).
 std::vector<Case> cases() {
   std::vector<Case> list = {{8, {1, 8, 17, 32}, 8192}};
   for (const size_t batch : {1, 8, 32}) {
@@ -125,13 +127,15 @@ struct Timing {
   double least;
 };
 
-// Microseconds of a replay.
+// Microseconds of a replay. Waits before: with the power that the kernels of the last case took still in its
+// books, a device at its limit runs the next one more slowly.
 Timing time_graph(cudaGraphExec_t graph, cudaStream_t stream, const Device<char>& flush) {
   cudaEvent_t begin;
   cudaEvent_t end;
   check(cudaEventCreate(&begin), "cudaEventCreate");
   check(cudaEventCreate(&end), "cudaEventCreate");
   std::vector<double> times;
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
   for (int i = 0; i < kRepeats + 3; ++i) {
     check(cudaMemsetAsync(flush.data(), i, flush.count(), stream), "cudaMemsetAsync");
     check(cudaEventRecord(begin, stream), "cudaEventRecord");
@@ -219,10 +223,11 @@ class Bench {
         const Timing t = time(p);
         if (t.median == 0.0) continue;
         const double flops = 2.0 * c.heads * pairs * (kWidth + kLatent);
-        std::printf("{\"bench\":\"verify-attn-cuda\",\"backend\":\"%s\",\"case\":%s,\"us\":%.2f,\"min_us\":%.2f,"
-                    "\"tflops\":%.1f,",
-                    backend.name, c.json(plan == KDTREE_PLAN_BALANCED ? "balanced" : "invariant").c_str(),
-                    t.median, t.least, flops / t.median / 1e6);
+        std::printf(
+            "{\"bench\":\"verify-attn-cuda\",\"backend\":\"%s\",\"case\":%s,\"us\":%.2f,\"min_us\":%.2f,"
+            "\"tflops\":%.1f,",
+            backend.name, c.json(plan == KDTREE_PLAN_BALANCED ? "balanced" : "invariant").c_str(), t.median,
+            t.least, flops / t.median / 1e6);
         if (baseline_name != nullptr) {
           std::printf("\"baseline\":\"%s\",\"baseline_us\":%.2f,\"ratio\":%.2f,", baseline_name, baseline,
                       baseline / t.median);

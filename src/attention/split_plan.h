@@ -73,9 +73,10 @@ struct SplitPlan {
   KDTREE_HOST_DEVICE Cut cut(const Request& r) const {
     const int64_t items = ceil_div(r.nodes * heads, kRowTile);
     if (!invariant()) return {items, ceil_div(r.prefix + r.nodes, kKeyTile) + kItemCost, 0};
-    const int64_t segment = r.prefix < kLongPrefix
-                                ? most(kShortSegment / kKeyTile, ceil_div(r.prefix, kMostSegments / 2 * kKeyTile))
-                                : most(kLongSegment / kKeyTile, ceil_div(r.prefix, kMostSegments * kKeyTile));
+    const int64_t segment =
+        r.prefix < kLongPrefix
+            ? most(kShortSegment / kKeyTile, ceil_div(r.prefix, kMostSegments / 2 * kKeyTile))
+            : most(kLongSegment / kKeyTile, ceil_div(r.prefix, kMostSegments * kKeyTile));
     const int64_t keys = segment * kKeyTile;
     return {items, most(1, quotient(r.prefix + keys - 1, keys)), segment};
   }

@@ -51,7 +51,7 @@ struct VerifyAttnArgs {
 
   Indices qo_indptr;
   Indices kv_indptr;
-  Indices kv_indices;  // base null: contiguous
+  Indices kv_indices;   // base null: contiguous
   Indices draft_slots;  // base null: draft_kv
   const void* kv;
   const void* draft_kv;
@@ -129,7 +129,7 @@ struct Partials {
 // q aligned to 16 bytes, out to a pair of its elements. A block a multiprocessor. `behind_tree_bits`:
 // launch_tree_bits() is what the stream has just before.
 Launch launch_verify_attn_flash(const VerifyAttnArgs& args, const Partials& partials,
-                                      const LaunchDevice& device, bool behind_tree_bits, cudaStream_t stream);
+                                const LaunchDevice& device, bool behind_tree_bits, cudaStream_t stream);
 
 #ifdef __CUDACC__
 // Of entry `i` of the prefixes.

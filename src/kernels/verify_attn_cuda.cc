@@ -156,16 +156,18 @@ Status naive_supports(const VerifyProblem& p) {
 Status flash_supports(const VerifyProblem& p, bool paged) {
   const char* name = paged ? "cuda-flash-paged" : "cuda-flash";
   if (paged && p.kv_indices == nullptr && p.max_prefix > 0) {
-    return fail(KDTREE_UNSUPPORTED, "kv_indices is NULL, expected slots on {} (contiguous: cuda-flash)", name);
-  }
-  if (!paged && p.kv_indices != nullptr) {
-    return fail(KDTREE_UNSUPPORTED,
-                "kv_indices is an array, expected NULL for contiguous prefixes on {} (slots: cuda-flash-paged)",
+    return fail(KDTREE_UNSUPPORTED, "kv_indices is NULL, expected slots on {} (contiguous: cuda-flash)",
                 name);
   }
+  if (!paged && p.kv_indices != nullptr) {
+    return fail(
+        KDTREE_UNSUPPORTED,
+        "kv_indices is an array, expected NULL for contiguous prefixes on {} (slots: cuda-flash-paged)",
+        name);
+  }
   if (p.latent_dim != 512 || p.rope_dim != 64) {
-    return fail(KDTREE_UNSUPPORTED,
-                "latent_dim is {} and rope_dim {}, expected 512 and 64 on {}", p.latent_dim, p.rope_dim, name);
+    return fail(KDTREE_UNSUPPORTED, "latent_dim is {} and rope_dim {}, expected 512 and 64 on {}",
+                p.latent_dim, p.rope_dim, name);
   }
   if (p.kv_dtype != KDTREE_DTYPE_BF16 && p.kv_dtype != KDTREE_DTYPE_F16) {
     return fail(KDTREE_UNSUPPORTED, "kv_dtype is {}, expected bf16 or f16 on {}",
@@ -186,8 +188,8 @@ Status flash_supports(const VerifyProblem& p, bool paged) {
   }
   // Rows (node * heads + head) are counted in int.
   if (p.max_rows * p.heads > std::numeric_limits<int32_t>::max()) {
-    return fail(KDTREE_UNSUPPORTED,
-                "max_rows is {} and heads {}, expected a product below 2^31 on {}", p.max_rows, p.heads, name);
+    return fail(KDTREE_UNSUPPORTED, "max_rows is {} and heads {}, expected a product below 2^31 on {}",
+                p.max_rows, p.heads, name);
   }
   // Loads of 16 bytes, and stores of pairs of elements.
   const bool in_pool = p.draft_location == KDTREE_DRAFT_IN_POOL;
@@ -208,7 +210,8 @@ Status flash_supports(const VerifyProblem& p, bool paged) {
                  {"out (its address)", address(p.out), pair}};
   for (const auto& [field, value, multiple] : strides) {
     if (value % multiple == 0) continue;
-    return fail(KDTREE_UNSUPPORTED, "{} is {}, expected a multiple of {} on {}", field, value, multiple, name);
+    return fail(KDTREE_UNSUPPORTED, "{} is {}, expected a multiple of {} on {}", field, value, multiple,
+                name);
   }
   return {};
 }
@@ -254,16 +257,16 @@ Backend cuda_backend(int32_t id, const char* name) {
                         cudaGetErrorName(error))};
   }
   return {id, name, true,
-          fmt::format("{}; {}", present, naive                              ? "fp32, key by key"
-                                  : id == KDTREE_BACKEND_CUDA_FLASH ? "tensor cores, contiguous KV"
-                                                                    : "tensor cores, slots")};
+          fmt::format("{}; {}", present,
+                      naive                             ? "fp32, key by key"
+                      : id == KDTREE_BACKEND_CUDA_FLASH ? "tensor cores, contiguous KV"
+                                                        : "tensor cores, slots")};
 }
 
 Status cuda_supports(const VerifyProblem& p, int32_t backend) {
   KDTREE_RETURN_IF_ERROR(check_bounds(p));
-  return backend == KDTREE_BACKEND_CUDA_NAIVE
-             ? naive_supports(p)
-             : flash_supports(p, backend == KDTREE_BACKEND_CUDA_FLASH_PAGED);
+  return backend == KDTREE_BACKEND_CUDA_NAIVE ? naive_supports(p)
+                                              : flash_supports(p, backend == KDTREE_BACKEND_CUDA_FLASH_PAGED);
 }
 
 Status cuda_scratch(const VerifyProblem& problem, int32_t backend, Scratch& scratch, int multiprocessors) {

@@ -24,7 +24,7 @@ using FlashCore = FlashSlabs<T, kCapped>;
 template <class T, bool kCapped>
 __global__ void __launch_bounds__(FlashCore<T, kCapped>::kThreads, 1)
     verify_attn_flash(const __grid_constant__ VerifyAttnArgs args,
-                            const __grid_constant__ Partials partials) {
+                      const __grid_constant__ Partials partials) {
   extern __shared__ __align__(128) unsigned char memory[];
   ptx::launch_dependents();
   FlashCore<T, kCapped>::run(args, partials, {args.heads, gridDim.x, args.plan},
@@ -293,8 +293,7 @@ Launch launch(const VerifyAttnArgs& args, const Partials& partials, const Launch
   config.attrs = &early;
   config.numAttrs = behind_tree_bits && loaded.may_be_early ? 1 : 0;
   if (loaded.error != cudaSuccess)
-    return {"verify_attn_flash", config.gridDim, config.blockDim, config.dynamicSmemBytes,
-            loaded.error};
+    return {"verify_attn_flash", config.gridDim, config.blockDim, config.dynamicSmemBytes, loaded.error};
   const Launch main =
       launch_kernel("verify_attn_flash", config, verify_attn_flash<T, kCapped>, args, partials);
   if (main.error != cudaSuccess) return main;
@@ -309,8 +308,7 @@ Launch launch(const VerifyAttnArgs& args, const Partials& partials, const Launch
 }  // namespace
 
 Launch launch_verify_attn_flash(const VerifyAttnArgs& args, const Partials& partials,
-                                      const LaunchDevice& device, bool behind_tree_bits,
-                                      cudaStream_t stream) {
+                                const LaunchDevice& device, bool behind_tree_bits, cudaStream_t stream) {
   if (args.max_rows == 0) return {};
   const auto run = args.kv_dtype == DType::bf16
                        ? args.logit_cap > 0.0f ? launch<__nv_bfloat16, true> : launch<__nv_bfloat16, false>

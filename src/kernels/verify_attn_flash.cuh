@@ -195,8 +195,8 @@ __device__ inline uint32_t uniform(uint32_t x) {
   return __shfl_sync(~0u, x, 0);
 }
 
-// A value that the compiler cannot work out anew in a loop, as it else does, twenty instructions long: it does
-// not know that this is no other lane's.
+// A value that the compiler cannot work out anew in a loop, as it else does, twenty instructions long: it
+// does not know that this is no other lane's.
 __device__ inline uint32_t kept(uint32_t x) {
   return __shfl_sync(~0u, x, static_cast<int>(threadIdx.x % kWarp));
 }
@@ -223,8 +223,8 @@ __device__ inline void copy_key(uint32_t to, const unsigned char* from, uint32_t
   ptx::cp_async_arrive(barrier);
 }
 
-// Where lane `lane` finds a slab's weights, [32, 16], for ldmatrix, and where it puts those of row lane / 4 of
-// eight. The two halves of a row, 16 bytes each, change places every four rows: ldmatrix meets all banks.
+// Where lane `lane` finds a slab's weights, [32, 16], for ldmatrix, and where it puts those of row lane / 4
+// of eight. The two halves of a row, 16 bytes each, change places every four rows: ldmatrix meets all banks.
 __device__ inline uint32_t weights_from(uint32_t lane) {
   return lane % 16 * 32 + ((lane / 16) ^ (lane / 4 % 2)) * 16;
 }

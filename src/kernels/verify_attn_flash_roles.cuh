@@ -51,7 +51,6 @@ class FlashRoles {
   static constexpr int kValueRegisters = 152;
   static constexpr int kWeightRegisters = 40;
   static constexpr uint32_t kSources = 8;  // tiles whose keys a weight warp looks for at once, four each
-  static constexpr int kFewerThreads = kThreads - 4 * kWarp;  // of the value and weight warps
 
   struct __align__(128) Shared {
     unsigned char keys[kStages * kTileBytes];
@@ -71,7 +70,10 @@ class FlashRoles {
     uint32_t moved[Rings::kWeights][4];
     uint32_t moves[Rings::kWeights][kSlabs];
     float inverse[kRows];  // 1 / sum
-    Work work;
+    Work work;             // a ring of one piece
+    uint64_t work_full;
+    uint64_t work_empty;
+    uint64_t told;  // to the value warps, twice a piece: where its first keys are; the rows' sums
     Stretch stretch;
   };
 
@@ -85,6 +87,9 @@ class FlashRoles {
       init(shared.shares_empty[0], 2 * ptx::kWarpArrivals, Rings::kShares * kSlabs);
       init(shared.weights_full[0], 2 * ptx::kWarpArrivals, Rings::kWeights * kSlabs);
       init(shared.weights_empty[0], 4 * ptx::kWarpArrivals, Rings::kWeights * kSlabs);
+      ptx::barrier_init(ptx::shared_address(&shared.work_full), 1);
+      ptx::barrier_init(ptx::shared_address(&shared.work_empty), kThreads / kWarp * ptx::kWarpArrivals);
+      ptx::barrier_init(ptx::shared_address(&shared.told), 4 * ptx::kWarpArrivals);
       for (uint32_t i = 0; i < Rings::kWeights; ++i) {
         for (int j = 0; j < 4; ++j)
           shared.moved[i][j] = ~0u;
@@ -94,11 +99,16 @@ class FlashRoles {
     }
     if (threadIdx.x < kWarp) shared.stretch.begin(args, partials, plan);
     ptx::wait_for_previous();  // the ancestor bits; lengths were there before
-    const int warp = static_cast<int>(__shfl_sync(~0u, threadIdx.x / kWarp, 0));
+    __syncthreads();
+    const auto warp = static_cast<int>(uniform(threadIdx.x / kWarp));
     if (warp < 4) {
       ptx::take_registers<kScoreRegisters>();
-      each_piece(Scores(args, partials, shared, warp), [&](uint32_t number) {
-        if (threadIdx.x == 0) shared.stretch.next(args, partials, plan, number, shared.work);
+      each_piece(Scores(args, partials, shared, warp), [&](uint32_t i, uint32_t number) {
+        if (warp == 0) ptx::barrier_wait(ptx::shared_address(&shared.work_empty), last_use<1>(i));
+        if (threadIdx.x == 0) {
+          shared.stretch.next(args, partials, plan, number, shared.work);
+          ptx::barrier_arrive(ptx::shared_address(&shared.work_full));
+        }
       });
     } else if (warp < 12) {
       ptx::take_registers<kValueRegisters>();
@@ -116,21 +126,23 @@ class FlashRoles {
       ptx::barrier_init(ptx::shared_address(&barriers[0]) + i * 8, arrivals);
   }
 
-  // What a kind of warps does with each piece, between barriers of the block. Each kind comes to them in code
-  // of its own, which only a barrier that counts threads may be met in.
+  // What a kind of warps does with each piece.
   template <class Kind, class Prepare>
   __device__ static void each_piece(Kind kind, const Prepare& prepare) {
-    for (uint32_t number = 0;;) {
-      prepare(number);
-      ptx::named_barrier_sync(2, kThreads);
+    uint32_t number = 0;
+    for (uint32_t i = 0;; ++i) {
+      prepare(i, number);
+      ptx::barrier_wait(kind.base + offsetof(Shared, work_full), use<1>(i));
       if (uniform(kind.shared.work.first < kind.shared.work.end ? 1 : 0) == 0) return;
-      number = kind.piece(number);
-      ptx::named_barrier_sync(2, kThreads);
+      // Said anew: after a wait ptxas no longer knows that lanes go together, and its loops get slower.
+      kind.base = uniform(kind.base);
+      number = uniform(kind.piece(number));
+      ptx::barrier_arrive_warp(kind.base + offsetof(Shared, work_empty), Role::lane() == 0);
     }
   }
   template <class Kind>
   __device__ static void each_piece(Kind kind) {
-    each_piece(kind, [](uint32_t) {});
+    each_piece(kind, [](uint32_t, uint32_t) {});
   }
 
   // The parity of use `n / kCount` of buffer n % kCount, and of the one before it, which a barrier that was
@@ -177,7 +189,8 @@ class FlashRoles {
     using Role::base;
     using Role::shared;
 
-    __device__ Scores(const VerifyAttnArgs& a, const Partials& p, Shared& s, int w) : Role(a, p, s), warp(w) {}
+    __device__ Scores(const VerifyAttnArgs& a, const Partials& p, Shared& s, int w)
+        : Role(a, p, s), warp(w) {}
 
     __device__ uint32_t piece(uint32_t n) {
       uint32_t q[kSteps][2][4];
@@ -280,7 +293,7 @@ class FlashRoles {
                                         lane / 16 * 16 + column * (kLatent / 2));
       const uint32_t weights =
           kept(base + offsetof(Shared, weights) + slab * kSlabWeights + weights_from(lane));
-      ptx::named_barrier_sync(1, kFewerThreads);  // the first sources are there
+      ptx::barrier_wait(base + offsetof(Shared, told), 0);  // the first sources
       for (uint32_t i = n; i < n + Rings::kAhead && i < end; ++i)
         load(i);
 #pragma unroll 1
@@ -306,7 +319,7 @@ class FlashRoles {
         ptx::barrier_arrive_warp(this->empty(n), Role::lane() == 0);
         if (n + Rings::kAhead < end) load(n + Rings::kAhead);
       }
-      ptx::named_barrier_sync(1, kFewerThreads);  // the weight warps' sums
+      ptx::barrier_wait(base + offsetof(Shared, told), 1);  // the sums
       store_block(args, partials, shared.work, slab, column, out, shared.inverse);
       return n;
     }
@@ -354,14 +367,15 @@ class FlashRoles {
     using Role::partials;
     using Role::shared;
 
-    __device__ Weights(const VerifyAttnArgs& a, const Partials& p, Shared& s, int w) : Role(a, p, s), warp(w) {}
+    __device__ Weights(const VerifyAttnArgs& a, const Partials& p, Shared& s, int w)
+        : Role(a, p, s), warp(w) {}
 
     __device__ uint32_t piece(uint32_t n) {
       const uint32_t end = uniform(shared.work.end_number());
       const uint32_t masked_from = uniform(shared.work.masked_from());
       find_sources(n);
       if ((n + Rings::kAhead - 1) / kSources != n / kSources) find_sources(n + Rings::kAhead - 1);
-      ptx::named_barrier_sync(1, kFewerThreads);
+      ptx::barrier_arrive_warp(base + offsetof(Shared, told), Role::lane() == 0);
       load_queries();
       level[0] = level[1] = kNoMaximum;
       sum[0] = sum[1] = 0.0f;
@@ -372,8 +386,8 @@ class FlashRoles {
       const uint32_t half = static_cast<uint32_t>(warp) % 2;
       const uint32_t shares_from = kept(base + offsetof(Shared, shares) + slab * (2 * kShareBytes) +
                                         half * (2 * kWarp * 16) + lane * 16);
-      const uint32_t weights = kept(base + offsetof(Shared, weights) + slab * kSlabWeights + half * (16 * 32) +
-                                    weights_to(lane));
+      const uint32_t weights =
+          kept(base + offsetof(Shared, weights) + slab * kSlabWeights + half * (16 * 32) + weights_to(lane));
       const uint32_t keys_from = kept(base + offsetof(Shared, keys) + (lane % 8 + lane / 16 * 8) * kRowBytes +
                                       lane / 8 % 2 * 16 + kLatent * 2);
       const uint32_t queries_from =
@@ -440,7 +454,7 @@ class FlashRoles {
         if (Role::lane() % 4 == 0)
           shared.inverse[row] = finish_row(args, partials, shared.work, row, nothing[i], level[i], sum[i]);
       }
-      ptx::named_barrier_sync(1, kFewerThreads);
+      ptx::barrier_arrive_warp(base + offsetof(Shared, told), Role::lane() == 0);
       return n;
     }
 

@@ -2,8 +2,10 @@
 // dense mask from the trees' ancestor sets, no absorption, no position order.
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <limits>
+#include <thread>
 #include <vector>
 
 #include "cases/verify_case.h"
@@ -41,68 +43,93 @@ inline int64_t index_at(const Tensor& tensor, int64_t i) {
                                     : tensor.as<int32_t>()[static_cast<size_t>(i)];
 }
 
+// Rows on all threads of the host.
 inline Reference reference_attention(const VerifyCase& c) {
   const OwnedProblem& problem = c.problem;
   const VerifyProblem& p = problem.scalars;
   const int64_t width = p.latent_dim + p.rope_dim;
   const double stored = p.kv_scale != 0.0f ? p.kv_scale : 1.0;
   const auto masks = dense_masks(c);
-  Reference result;
-  int64_t row = 0;
+  struct Row {
+    size_t request;
+    size_t node;
+    int64_t first_row;
+    int64_t prefix_begin;
+  };
+  std::vector<Row> rows;
   int64_t prefix_begin = 0;
   for (size_t r = 0; r < masks.size(); ++r) {
-    const int64_t prefix = c.spec.requests[r].prefix_length;
-    const int64_t first_row = row;
-    for (size_t i = 0; i < masks[r].size(); ++i, ++row) {
-      for (int32_t h = 0; h < p.heads; ++h) {
-        std::vector<double> scores;
-        std::vector<std::vector<double>> values;
-        for (size_t j = 0; j < masks[r][i].size(); ++j) {
-          if (!masks[r][i][j]) continue;
-          const auto column = static_cast<int64_t>(j);
-          const bool in_prefix = column < prefix;
-          const int64_t t = first_row + column - prefix;
-          const bool separate = !in_prefix && p.draft_location == KDTREE_DRAFT_SEPARATE;
-          const Tensor& rows = separate ? problem.draft_kv : problem.kv;
-          const int64_t slot = separate    ? t
-                               : !in_prefix  ? index_at(problem.draft_slots, t)
-                               : c.spec.contiguous
-                                   ? prefix_begin + column
-                                   : index_at(problem.kv_indices, prefix_begin + column);
-          const int64_t base = slot * rows.shape[1];
-          double dot = 0.0;
-          std::vector<double> value(static_cast<size_t>(p.latent_dim));
-          for (int64_t k = width; k-- > 0;) {
-            const double x = rows.value(base + k) * stored;
-            const int64_t at = row * q_token_stride(p) + h * q_head_stride(p) + k;
-            dot += problem.q.value(at) * x;
-            if (k < p.latent_dim) value[static_cast<size_t>(k)] = x;
-          }
-          double score = dot * p.scale;
-          if (p.logit_cap > 0) score = p.logit_cap * std::tanh(score / p.logit_cap);
-          scores.push_back(score);
-          values.push_back(std::move(value));
-        }
-        double most = -std::numeric_limits<double>::infinity();
-        for (const double s : scores)
-          most = std::max(most, s);
-        double sum = 0.0;
-        std::vector<double> out(static_cast<size_t>(p.latent_dim), 0.0);
-        for (size_t n = scores.size(); n-- > 0;) {
-          const double weight = std::exp(scores[n] - most);
-          sum += weight;
-          for (size_t k = 0; k < out.size(); ++k)
-            out[k] += weight * values[n][k];
-        }
-        for (double& x : out)
-          x = scores.empty() ? 0.0 : x / sum;
-        result.out.insert(result.out.end(), out.begin(), out.end());
-        result.lse.push_back(scores.empty() ? -std::numeric_limits<double>::infinity()
-                                            : most + std::log(sum));
-      }
-    }
-    prefix_begin += prefix;
+    const auto first_row = static_cast<int64_t>(rows.size());
+    for (size_t i = 0; i < masks[r].size(); ++i)
+      rows.push_back({r, i, first_row, prefix_begin});
+    prefix_begin += c.spec.requests[r].prefix_length;
   }
+  const auto latent = static_cast<size_t>(p.latent_dim);
+  const auto heads = static_cast<size_t>(p.heads);
+  Reference result{std::vector<double>(rows.size() * heads * latent),
+                   std::vector<double>(rows.size() * heads)};
+
+  const auto attend = [&](size_t at, size_t head) {
+    const Row& row = rows[at];
+    const std::vector<bool>& mask = masks[row.request][row.node];
+    const int64_t prefix = c.spec.requests[row.request].prefix_length;
+    const int64_t query =
+        static_cast<int64_t>(at) * q_token_stride(p) + static_cast<int64_t>(head) * q_head_stride(p);
+    std::vector<double> scores;
+    std::vector<std::vector<double>> values;
+    for (size_t j = 0; j < mask.size(); ++j) {
+      if (!mask[j]) continue;
+      const auto column = static_cast<int64_t>(j);
+      const bool in_prefix = column < prefix;
+      const int64_t t = row.first_row + column - prefix;
+      const bool separate = !in_prefix && p.draft_location == KDTREE_DRAFT_SEPARATE;
+      const Tensor& keys = separate ? problem.draft_kv : problem.kv;
+      const int64_t slot = separate            ? t
+                           : !in_prefix        ? index_at(problem.draft_slots, t)
+                           : c.spec.contiguous ? row.prefix_begin + column
+                                               : index_at(problem.kv_indices, row.prefix_begin + column);
+      const int64_t base = slot * keys.shape[1];
+      double dot = 0.0;
+      std::vector<double> value(latent);
+      for (int64_t k = width; k-- > 0;) {
+        const double x = keys.value(base + k) * stored;
+        dot += problem.q.value(query + k) * x;
+        if (k < p.latent_dim) value[static_cast<size_t>(k)] = x;
+      }
+      double score = dot * p.scale;
+      if (p.logit_cap > 0) score = p.logit_cap * std::tanh(score / p.logit_cap);
+      scores.push_back(score);
+      values.push_back(std::move(value));
+    }
+    double most = -std::numeric_limits<double>::infinity();
+    for (const double s : scores)
+      most = std::max(most, s);
+    double sum = 0.0;
+    double* out = result.out.data() + (at * heads + head) * latent;
+    for (size_t n = scores.size(); n-- > 0;) {
+      const double weight = std::exp(scores[n] - most);
+      sum += weight;
+      for (size_t k = 0; k < latent; ++k)
+        out[k] += weight * values[n][k];
+    }
+    for (size_t k = 0; k < latent; ++k)
+      out[k] = scores.empty() ? 0.0 : out[k] / sum;
+    result.lse[at * heads + head] =
+        scores.empty() ? -std::numeric_limits<double>::infinity() : most + std::log(sum);
+  };
+
+  std::atomic<size_t> next = 0;
+  const auto work = [&] {
+    for (size_t i = next++; i < rows.size() * heads; i = next++)
+      attend(i / heads, i % heads);
+  };
+  // Threads for more than they cost.
+  const bool many = (prefix_begin + static_cast<int64_t>(rows.size())) * width > 10000;
+  std::vector<std::jthread> threads(many ? std::thread::hardware_concurrency() : 0);
+  for (std::jthread& thread : threads)
+    thread = std::jthread(work);
+  work();
+  threads.clear();  // joins
   return result;
 }
 
