@@ -37,7 +37,11 @@ struct VerifyAttnArgs {
   float scale;        // of scores, kv_scale included
   float value_scale;  // kv_scale
   float logit_cap;    // 0 = none
-  int32_t plan;       // KDTREE_PLAN_*
+  // The flash kernels', whose exponents are of 2: what a score is multiplied by, twice over the cap if there
+  // is one, and the cap. Worked out on the host, as registers are short.
+  float base_2_scale;
+  float base_2_cap;
+  int32_t plan;  // KDTREE_PLAN_*
 
   DType q_dtype;
   DType kv_dtype;

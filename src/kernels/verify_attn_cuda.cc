@@ -1,4 +1,5 @@
 #include <limits>
+#include <numbers>
 
 #include "attention/cuda_backends.h"
 #include "attention/split_plan.h"
@@ -82,13 +83,17 @@ cuda::TreeArgs tree_args(const VerifyProblem& p, std::span<uint64_t> bits) {
 cuda::VerifyAttnArgs verify_args(const VerifyProblem& p, std::span<uint64_t> bits) {
   const bool given = p.tree_encoding == KDTREE_TREE_ANCESTOR_BITS;
   const bool in_pool = p.draft_location == KDTREE_DRAFT_IN_POOL;
+  constexpr auto kLog2E = std::numbers::log2e_v<float>;
+  const float scale = p.scale * kv_scale(p);
   return {.batch = p.batch,
           .heads = p.heads,
           .latent_dim = p.latent_dim,
           .rope_dim = p.rope_dim,
-          .scale = p.scale * kv_scale(p),
+          .scale = scale,
           .value_scale = kv_scale(p),
           .logit_cap = p.logit_cap,
+          .base_2_scale = kLog2E * scale * (p.logit_cap > 0.0f ? 2.0f / p.logit_cap : 1.0f),
+          .base_2_cap = kLog2E * p.logit_cap,
           .plan = p.plan,
           .q_dtype = static_cast<DType>(p.q_dtype),
           .kv_dtype = static_cast<DType>(p.kv_dtype),

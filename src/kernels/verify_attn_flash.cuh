@@ -18,7 +18,6 @@ constexpr int kRope = 64;
 constexpr int kWidth = kLatent + kRope;
 constexpr int kRows = static_cast<int>(SplitPlan::kRowTile);
 constexpr int kKeys = static_cast<int>(SplitPlan::kKeyTile);
-constexpr float kLog2E = 1.44269504f;
 constexpr float kLn2 = 0.693147181f;
 // Finite: a difference of two of them is a number.
 constexpr float kNoMaximum = -1e30f;
@@ -129,9 +128,12 @@ __device__ const uint32_t* query_row(const VerifyAttnArgs& args, const RequestRo
                                            within % args.heads * args.q_head_stride);
 }
 
+// A cap's tanh is 1 - 2 / (e^2x + 1), which is off by 1e-7 of the cap: tanhf() takes more registers than
+// there are.
 __device__ __forceinline__ float to_base_2(const VerifyAttnArgs& args, float s, bool capped) {
-  if (capped) return args.logit_cap * kLog2E * tanhf(s * (args.scale / args.logit_cap));
-  return s * (args.scale * kLog2E);
+  if (!capped) return s * args.base_2_scale;
+  const float e2x = ptx::exp2_approx(s * args.base_2_scale);
+  return args.base_2_cap - __fdividef(2.0f * args.base_2_cap, e2x + 1.0f);
 }
 
 // A row's weights are 2^(score - level), at most 2^kTop; when one would be larger, the row's level moves to

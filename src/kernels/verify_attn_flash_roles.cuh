@@ -136,7 +136,7 @@ class FlashRoles {
       if (uniform(kind.shared.work.first < kind.shared.work.end ? 1 : 0) == 0) return;
       // Said anew: after a wait ptxas no longer knows that lanes go together, and its loops get slower.
       kind.base = uniform(kind.base);
-      number = uniform(kind.piece(number));
+      number = kind.piece(number);
       ptx::barrier_arrive_warp(kind.base + offsetof(Shared, work_empty), Role::lane() == 0);
     }
   }
