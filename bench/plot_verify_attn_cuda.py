@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Draws docs/images/verify_attn_cuda.svg: verify attention on a GPU beside other libraries' kernels and its limit.
+"""Draws docs/images/verify_attn_cuda.svg: verify attention on a GPU beside other libraries' kernels and its limit; prints
+how many times as fast it is as each of them.
 
     bench/plot_verify_attn_cuda.py RESULTS.jsonl
 
@@ -51,6 +52,16 @@ def times(lines):
     return {name: {place: statistics.median(us) for place, us in cells.items()} for name, cells in found.items()}
 
 
+def print_ratios(lines):
+    """Trees of the balanced plan, each against the peer of its own run."""
+    ratios = {}
+    for line in lines:
+        if line.get("baseline") and line["case"]["mask"] == "tree" and line["case"]["plan"] == "balanced":
+            ratios.setdefault(line["baseline"], []).append(line["ratio"])
+    for peer, found in ratios.items():
+        print(f"{peer:<22} {len(found)} cases: {statistics.geometric_mean(found):.2f} times as fast, {min(found):.2f} to {max(found):.2f}")
+
+
 def panel(axes, found, styles, varying, **fixed):
     order = ("batch", "nodes", "prefix")
     index = order.index(varying)
@@ -77,6 +88,7 @@ def panel(axes, found, styles, varying, **fixed):
 
 def main():
     lines = [json.loads(line) for line in pathlib.Path(sys.argv[1]).read_text().splitlines() if line]
+    print_ratios(lines)
     found = times(lines)
     ours = [name for name in found if name not in PEERS]
     colors = ("tab:blue", "tab:cyan", "navy")
