@@ -38,6 +38,18 @@ TEST_P(CudaBackends, NumbersOfHeads) {
   }
 }
 
+// A warp reads the lengths of 32 requests at a time.
+TEST_P(CudaBackends, ManyRequests) {
+  for (const int64_t requests : {32, 33, 64, 70}) {
+    CaseSpec spec;
+    spec.name = "requests_" + std::to_string(requests);
+    spec.heads = 2;
+    for (int64_t r = 0; r < requests; ++r)
+      spec.requests.push_back({r * 37 % 120, r % 7 * (r % 5), TreeShape::random});
+    expect_right(spec, {KDTREE_PLAN_BALANCED, KDTREE_PLAN_INVARIANT});
+  }
+}
+
 TEST_P(CudaBackends, ManyNodes) {
   for (const int32_t encoding : {KDTREE_TREE_PARENTS, KDTREE_TREE_ANCESTOR_BITS, KDTREE_TREE_BOOL_MASK}) {
     for (const int64_t nodes : {191, 256, 512}) {
