@@ -1,10 +1,10 @@
 // Prints the pieces of batches, for the test of bench/cycle_model.py, whose plan is its own: a line "item
 // block tiles whole" a piece, and "end" behind each batch. Batches come as lines "heads blocks plan prefix
 // nodes...", with one prefix for all requests.
-#include <algorithm>
 #include <iostream>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "attention/split_plan.h"
 
@@ -16,19 +16,19 @@ int main() {
     SplitPlan plan{};
     int64_t prefix = 0;
     in >> plan.heads >> plan.blocks >> plan.plan >> prefix;
-    const std::string requests{std::istreambuf_iterator<char>(in), {}};
+    std::vector<SplitPlan::Request> requests;
+    for (int64_t nodes = 0; in >> nodes;)
+      requests.push_back({prefix, nodes});
     SplitPlan::Line line{};
-    std::istringstream all(requests);
-    for (int64_t nodes = 0; all >> nodes;)
-      SplitPlan::add(line, plan.cut({prefix, nodes}));
+    for (const SplitPlan::Request& r : requests)
+      SplitPlan::add(line, plan.cut(r));
     const int64_t stretch = plan.stretch(line);
     int64_t item = 0;
     int64_t number = 0;
-    std::istringstream again(requests);
-    for (int64_t nodes = 0; again >> nodes;) {
-      const SplitPlan::Cut cut = plan.cut({prefix, nodes});
+    for (const SplitPlan::Request& r : requests) {
+      const SplitPlan::Cut cut = plan.cut(r);
       for (int64_t row_tile = 0; row_tile < cut.row_tiles; ++row_tile, ++number, item += cut.units) {
-        const int64_t tiles = plan.key_tiles({prefix, nodes}, row_tile);
+        const int64_t tiles = plan.key_tiles(r, row_tile);
         for (int64_t position = item; position < item + cut.units;) {
           const int64_t block = position / stretch;
           const int64_t end = plan.piece_end(position, item + cut.units, (block + 1) * stretch);
